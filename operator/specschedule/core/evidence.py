@@ -1,0 +1,222 @@
+"""Evidence: what a launch is, what was measured in it, and what is known to be missing.
+
+Cells and receipts are read from users' files too, so unknown fields are ignored there; a value
+that was not measured is absent, never zero or null.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, field_validator
+
+from specschedule.core.values import Value
+
+
+class Reading(Value):
+    """A value read from outside; unknown fields are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Profile(Reading):
+    """The load of one cell."""
+
+    kind: Literal["hold", "crossing", "burst", "open", "depth"]
+    """hold, crossing, burst, open or depth."""
+    concurrency: int | None = None
+    """hold: requests in flight; 1 is the single stream."""
+    low: int | None = None
+    """crossing: requests in flight below the boundary."""
+    high: int | None = None
+    """crossing: requests in flight above the boundary."""
+    period_seconds: float | None = None
+    """crossing: seconds on each side."""
+    boundary: int | None = None
+    """crossing: the last batch size of the lower band."""
+    peak: int | None = None
+    """burst: requests in flight when full."""
+    floor: int | None = None
+    """burst: requests in flight when drained."""
+    pass_: Annotated[int | None, Field(alias="pass")] = None
+    """crossing and burst: which pass, from 1; the first pays first-use costs."""
+    requests_per_second: float | None = None
+    """open: offered arrivals."""
+    context: int | None = None
+    """depth: prompt tokens."""
+
+
+class Quantiles(Reading):
+    """Quantiles in milliseconds."""
+
+    p50: float | None = None
+    """Median."""
+    p90: float | None = None
+    """90th percentile."""
+    p99: float | None = None
+    """99th percentile."""
+
+
+class PrefixCache(Reading):
+    """The engine's prefix-cache counters over the window."""
+
+    queries: int
+    """Tokens looked up."""
+    hits: int
+    """Tokens found."""
+
+
+class Cell(Reading):
+    """One measured window of a visit: load profile x category x context x seed."""
+
+    cell: str
+    """Name, unique in its launch."""
+    arm: str
+    """Arm measured."""
+    launch: int
+    """Launch measured."""
+    round: int = 1
+    """Round of the launch."""
+    visit: int = 1
+    """Visit of the launch."""
+    profile: Profile
+    """Load of the window."""
+    category: str | None = None
+    """Prompt category; absent when mixed."""
+    context: int | None = None
+    """Mean context of the requests, in tokens."""
+    tokens: int | None = None
+    """Speculative tokens the arm's table plans here; absent where they vary."""
+    seed: int | None = None
+    """Seed of the prompts."""
+    window_seconds: Annotated[float, Field(gt=0)]
+    """Length of the window."""
+    offered: Annotated[int, Field(ge=0)]
+    """Requests that count for the window, errors and unfinished ones too."""
+    completed: Annotated[int, Field(ge=0)]
+    """Requests that finished well."""
+    failed: Annotated[int, Field(ge=0)] = 0
+    """Requests that ended in an error or a time-out; all of them are bad."""
+    good: Annotated[int, Field(ge=0)] | None = None
+    """Requests that met every limit of the SLO."""
+    output_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Tokens received in the window."""
+    ttft_ms: Quantiles | None = None
+    """Time to first token."""
+    tpot_ms: Quantiles | None = None
+    """Time per output token after the first chunk, from token counts."""
+    decode_rate: float | None = None
+    """Median over requests of tokens per second of one stream, first to last token."""
+    drafts: int | None = None
+    """Engine counter: sequences verified with drafts."""
+    draft_tokens: int | None = None
+    """Engine counter: draft tokens verified."""
+    accepted_tokens: int | None = None
+    """Engine counter: draft tokens accepted."""
+    engine_output_tokens: int | None = None
+    """Engine counter: tokens generated over the window."""
+    preemptions: int | None = None
+    """Engine counter: requests preempted in the window."""
+    batch_size_mean: float | None = None
+    """Mean requests running."""
+    prefix_cache: PrefixCache | None = None
+    """Engine counter: prefix cache."""
+    send_lag_ms_p99: float | None = None
+    """How late sends were, 99th percentile."""
+    in_flight_exact: float | None = None
+    """Share of samples in which exactly the planned number of requests was in flight."""
+    first_token_differences: int | None = None
+    """Reserved for equivalence cells: prompts whose output differs from the reference."""
+    started_at: str | None = None
+    """RFC 3339 time at which the window opened."""
+    void: str | None = None
+    """Why the window must not count."""
+
+    @field_validator("cell", "arm")
+    @classmethod
+    def _named(cls, text: str) -> str:
+        if not text:
+            raise ValueError("must not be empty")
+        return text
+
+
+class Receipt(Reading):
+    """The facts of a launch, as far as they could be read."""
+
+    image_id: str | None = None
+    """Digest of the running image."""
+    node: str | None = None
+    """Node of the pod."""
+    gpu: str | None = None
+    """GPU product."""
+    engine_version: str | None = None
+    """vLLM's version."""
+    engine_commit: str | None = None
+    """vLLM's commit."""
+    model: str | None = None
+    """Model served."""
+    model_revision: str | None = None
+    """Its revision."""
+    drafter: str | None = None
+    """Drafter model or class."""
+    quantization: str | None = None
+    """Quantisation."""
+    arguments: list[str] | None = None
+    """Server arguments as launched."""
+    model_runner: str | None = None
+    """V1 or V2."""
+    graph_mode: str | None = None
+    """Resolved CUDA graph mode."""
+    captured_sizes: list[int] | None = None
+    """Graph sizes captured."""
+    attention_backend: str | None = None
+    """Attention backend of the target model."""
+    async_scheduling: bool | None = None
+    """Whether scheduling is asynchronous."""
+    kv_cache_tokens: int | None = None
+    """KV cache size, in tokens."""
+    schedule: list[list[int]] | None = None
+    """num_speculative_tokens_per_batch_size as the engine reports it."""
+    num_speculative_tokens: int | None = None
+    """num_speculative_tokens as the engine reports it."""
+    torch_version: str | None = None
+    """torch's version."""
+    cuda_version: str | None = None
+    """CUDA's version."""
+    driver_version: str | None = None
+    """GPU driver's version."""
+    compile_hash: str | None = None
+    """torch.compile cache entry."""
+    autotune_hash: str | None = None
+    """FlashInfer autotune cache entry."""
+    caches_warm: bool | None = None
+    """Whether compile and autotune caches were warm; a launch that tuned does not count."""
+    boot_seconds: float | None = None
+    """Seconds from container start to Ready."""
+    log_level_hides_warnings: bool | None = None
+    """Whether the log level hides the engine's warnings."""
+    notes: list[str] | None = None
+    """Engine warnings that matter here, quoted."""
+
+
+class Launch(Value):
+    """One start of an arm's server, with what was measured in it."""
+
+    arm: str
+    """Arm launched."""
+    launch: int
+    """Number of the launch in the run, from 1, in time order."""
+    round: int
+    """Round it belongs to, from 1."""
+    position: int = 1
+    """Position in its round, from 1."""
+    schedule: list[list[int]] | None = None
+    """Schedule of the arm, if it has one."""
+    started_at: str | None = None
+    """RFC 3339 start time."""
+    receipt: Receipt = Receipt()
+    """Facts of the launch."""
+    cells: list[Cell] = []
+    """Windows measured."""
+    void: str | None = None
+    """Why the launch must not count (preempted, died, template changed)."""
+    failed: str | None = None
+    """Why the arm could not be measured (start-up failed, died under load): the arm's own fault."""

@@ -1,0 +1,364 @@
+"""What is seen of one SpecSchedule and its world at one moment, and what may be done about it.
+
+Observations are gathered once per reconcile by an adapter (pods or local processes) and are
+all that ``decide`` looks at. Actions are all that it may ask for. Times are Unix seconds.
+"""
+
+from typing import Any, Literal
+
+from specschedule.core.evidence import Cell, Receipt
+from specschedule.core.spec import Spec
+from specschedule.core.values import Value
+from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed
+
+
+class ServerFacts(Value):
+    """A vLLM server as its container's arguments describe it."""
+
+    container: str
+    """Name of the container."""
+    engine: str = "vllm"
+    """Engine, such as vllm or sglang."""
+    model: str | None = None
+    """Model served."""
+    port: int = 8000
+    """Port of the OpenAI API."""
+    max_num_seqs: int = 256
+    """Largest batch size."""
+    max_num_seqs_given: bool = False
+    """Whether the arguments say so, or it is vLLM's default."""
+    max_model_len: int | None = None
+    """Longest context."""
+    max_num_batched_tokens: int | None = None
+    """Token budget of a step, where given."""
+    data_parallel_size: int = 1
+    """Data parallel ranks."""
+    tensor_parallel_size: int = 1
+    """Tensor parallel ranks."""
+    pipeline_parallel_size: int = 1
+    """Pipeline parallel ranks."""
+    enforce_eager: bool = False
+    """Whether graphs and compilation are off."""
+    scheduler_class: str | None = None
+    """--scheduler-cls, where given."""
+    kv_role: str | None = None
+    """kv_role of a KV transfer config: a prefill/decode split."""
+    speculative: dict[str, Any] | None = None
+    """The speculative config, as one merged object; None when the server does not speculate."""
+    environment: dict[str, str] = {}
+    """Literal environment variables of the container."""
+    notes: list[str] = []
+    """What could not be read with certainty."""
+
+
+class Unreadable(Value):
+    """The server arguments cannot be read or edited exactly."""
+
+    reason: str
+    """CamelCase constant, such as NoVllmContainer or UnsupportedArgumentForm."""
+    message: str
+    """Object, field and remedy."""
+
+
+class RolloutFacts(Value):
+    """How far the serving Deployment's rollout is."""
+
+    complete: bool
+    """Every replica runs the present template and is available."""
+    message: str
+    """Such as '1 of 2 replicas updated'."""
+    failing: str | None = None
+    """Why new pods do not become ready, quoted from their state; None while nothing is wrong."""
+
+
+class TargetFacts(Value):
+    """The serving workload."""
+
+    resource_version: str
+    """For preconditions."""
+    generation: int
+    """metadata.generation."""
+    template_hash: str
+    """Hash of the pod template with the speculative argument left out."""
+    server: ServerFacts | Unreadable
+    """Its vLLM server."""
+    owner: str | None = None
+    """Controlling owner, such as 'InferenceService/chat'; None when it owns itself."""
+    replicas: int = 1
+    """spec.replicas."""
+    rollout: RolloutFacts
+    """Rollout of the present template."""
+    image_ids: list[str] = []
+    """Digests of the images that its pods run now."""
+    gpus: int = 0
+    """GPUs that one pod asks for."""
+    can_roll: str | None = None
+    """Why a rollout can never finish (one replica, maxUnavailable 0 and no free GPU); else None."""
+    boot_seconds: float | None = None
+    """Container start to Ready of its own pods, when known."""
+
+
+class TrialSpec(Value):
+    """One launch, as written into SpecTrial.spec: immutable."""
+
+    run_id: str
+    """Run it belongs to."""
+    arm: str
+    """Arm to launch."""
+    launch: int
+    """Number of the launch, from 1."""
+    round: int
+    """Round, from 1."""
+    position: int
+    """Position in the round, from 1."""
+    attempt: int = 1
+    """Which try of its pair this is, from 1."""
+    schedule: list[list[int]] | None = None
+    """Schedule of the arm, if it has one."""
+    speculative: dict[str, Any] | None = None
+    """Speculative config of the arm; None for the arm none."""
+    unchanged: bool = False
+    """True for arms that keep the target's own arguments byte for byte."""
+    visit: Visit
+    """What the load process does; its url is filled in when the pod has an address."""
+    template_hash: str
+    """TargetFacts.template_hash when the launch was planned."""
+    incumbent: dict[str, Any] | None = None
+    """The target's own speculative config when the run began."""
+    bar_digest: str
+    """Digest of the bar."""
+
+
+class TrialStatus(Value):
+    """What became of a launch, as written into SpecTrial.status."""
+
+    started_at: str | None = None
+    """RFC 3339 time at which its pod was created."""
+    ready_at: str | None = None
+    """RFC 3339 time at which it was Ready."""
+    ended_at: str | None = None
+    """RFC 3339 time at which it was over; set once, then nothing changes."""
+    gpu_seconds: float | None = None
+    """GPUs x seconds held."""
+    receipt: Receipt = Receipt()
+    """Facts of the launch."""
+    cells: list[Cell] = []
+    """Windows measured."""
+    void: str | None = None
+    """Why the launch must not count, through no fault of its arm."""
+    failed: str | None = None
+    """Why its arm could not be measured."""
+    visits: int = 0
+    """Load jobs started for it."""
+    check: str | None = None
+    """What Prometheus said of the cells: Agrees, or what disagrees."""
+
+
+class PodFacts(Value):
+    """A trial pod (or process)."""
+
+    phase: Literal["Pending", "Starting", "Ready", "NotReady", "Ended"]
+    """Pending: not scheduled or no image yet; Starting: container runs, never Ready so far."""
+    message: str = ""
+    """Why it is in that phase, in the scheduler's, kubelet's or engine's own words."""
+    reason: str | None = None
+    """Unschedulable, ImagePull, CrashLoop, OutOfMemory, QuotaExceeded, Preempted, Evicted, NodeLost,
+    Deleted, Exited or None."""
+    created_at: float
+    """Creation."""
+    ready_at: float | None = None
+    """When it became Ready."""
+    url: str | None = None
+    """Base URL of the server, once it has an address."""
+    restarts: int = 0
+    """Container restarts."""
+    receipt: Receipt = Receipt()
+    """Facts read from it so far."""
+
+
+class VisitFacts(Value):
+    """A load job (or process)."""
+
+    phase: Literal["Running", "Succeeded", "Failed"]
+    """Failed covers pods that could not run at all."""
+    message: str = ""
+    """Why, in the cluster's own words."""
+    created_at: float
+    """Creation."""
+    events: list[Warmed | CellClosed | VisitEnded | VisitFailed] = []
+    """Lines said so far, in order."""
+
+
+class TrialFacts(Value):
+    """One launch: what was planned, what is recorded, what runs."""
+
+    name: str
+    """Name of the SpecTrial."""
+    spec: TrialSpec
+    """What was planned."""
+    status: TrialStatus
+    """What is recorded."""
+    pod: PodFacts | None = None
+    """Its pod, if one exists."""
+    visit: VisitFacts | None = None
+    """Its load job, if one exists."""
+    scraped: dict[str, dict[str, float]] | None = None
+    """Final counters by cell and outcome as Prometheus has them, once the visit ended; None when
+    Prometheus could not be asked."""
+
+
+class Promotion(Value):
+    """The record of a write to the target, kept in the SpecSchedule's status before the write."""
+
+    candidate: str
+    """Candidate promoted."""
+    previous: dict[str, Any] | None = None
+    """Speculative config before."""
+    previous_arguments: list[str] | None = None
+    """The argument list before, byte for byte; what a rollback puts back."""
+    field: Literal["args", "command"] = "args"
+    """Which list of the container it is."""
+    started_at: float
+    """When the record was written."""
+    reverting: str | None = None
+    """Why the previous arguments are being put back; None while going forward."""
+
+
+class ScheduleFacts(Value):
+    """The SpecSchedule itself."""
+
+    namespace: str
+    """Namespace."""
+    name: str
+    """Name."""
+    uid: str
+    """UID."""
+    generation: int
+    """metadata.generation."""
+    created_at: float
+    """Creation."""
+    deleting: bool = False
+    """Whether it is being deleted."""
+    finalizer: bool = False
+    """Whether our finalizer stands on it."""
+    spec: Spec | Unreadable
+    """The spec, or why it is none."""
+    approved: str | None = None
+    """Run id in the annotation specschedule.dev/approve."""
+    retry: int = 0
+    """Count in the annotation specschedule.dev/retry."""
+    status: dict[str, Any] = {}
+    """Status as stored; facts in it are re-derived where they can be."""
+
+
+class MetricsFacts(Value):
+    """Whether Prometheus answers."""
+
+    url: str | None
+    """Which server; None when none is configured."""
+    available: bool
+    """Whether it answered just now."""
+    message: str = ""
+    """Why not."""
+
+
+class Observed(Value):
+    """Everything ``decide`` looks at."""
+
+    schedule: ScheduleFacts
+    """The object."""
+    target: TargetFacts | Unreadable
+    """Its target; Unreadable(TargetNotFound) when there is none."""
+    trials: list[TrialFacts] = []
+    """Launches of this object, of every run."""
+    metrics: MetricsFacts
+    """Prometheus."""
+    other_run: str | None = None
+    """Name of another SpecSchedule that is running on the same target, and came first."""
+
+
+class CreateTrial(Value):
+    """Write a SpecTrial; no pod yet."""
+
+    name: str
+    """Derived name."""
+    spec: TrialSpec
+    """What to launch."""
+
+
+class StartLaunch(Value):
+    """Create the pod of a trial."""
+
+    trial: str
+
+
+class StartVisit(Value):
+    """Create the load job of a trial."""
+
+    trial: str
+    visit: Visit
+
+
+class StopVisit(Value):
+    """Delete the load job of a trial."""
+
+    trial: str
+
+
+class StopLaunch(Value):
+    """Delete the pod of a trial."""
+
+    trial: str
+
+
+class RecordTrial(Value):
+    """Store a trial's status."""
+
+    trial: str
+    status: TrialStatus
+
+
+class DeleteTrial(Value):
+    """Delete a SpecTrial and all it owns."""
+
+    trial: str
+
+
+class SetSpeculative(Value):
+    """Change the one speculative argument of the target, if nothing else changed meanwhile."""
+
+    speculative: dict[str, Any] | None
+    """The config to serve with; None takes the argument away."""
+    resource_version: str
+    """Precondition."""
+
+
+class RestoreArguments(Value):
+    """Put the target's argument list back as it was."""
+
+    field: Literal["args", "command"]
+    arguments: list[str]
+    expected: dict[str, Any] | None
+    """Speculative config that must be in force now; anything else is a foreign edit."""
+    resource_version: str
+    """Precondition."""
+
+
+class SetFinalizer(Value):
+    """Put our finalizer on the SpecSchedule, or take it off."""
+
+    present: bool
+
+
+Action = (
+    CreateTrial
+    | StartLaunch
+    | StartVisit
+    | StopVisit
+    | StopLaunch
+    | RecordTrial
+    | DeleteTrial
+    | SetSpeculative
+    | RestoreArguments
+    | SetFinalizer
+)

@@ -1,0 +1,347 @@
+"""What the user asks for, as frozen values: the spec of a SpecSchedule.
+
+The CRD is generated from these types (see ``api``), so docstrings here are what
+``kubectl explain`` shows. A field exists once it works.
+"""
+
+import hashlib
+import json
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from specschedule.core.values import Duration, Share, Value
+
+Row = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=5)]
+Rows = Annotated[list[Row], Field(min_length=1, max_length=256)]
+
+BASE_ARMS = ("incumbent", "twin", "none", "zero", "adaptive")
+"""Arm names that are no candidate, static or constant arm."""
+
+
+class Mode(StrEnum):
+    """What may happen to the target when a candidate is better."""
+
+    APPROVE = "Approve"
+    AUTO = "Auto"
+    PROPOSE = "Propose"
+
+
+class Effort(StrEnum):
+    """How much evidence is bought (see design, section 3)."""
+
+    QUICK = "Quick"
+    STANDARD = "Standard"
+    THOROUGH = "Thorough"
+
+
+class Rule(StrEnum):
+    """How the pairs of a candidate and its incumbent become a verdict."""
+
+    SEQUENTIAL = "Sequential"
+    EVERY_PAIR = "EveryPair"
+
+
+class Metric(StrEnum):
+    """What a requirement of the bar is about."""
+
+    GOODPUT = "goodput"
+    ATTAINMENT = "attainment"
+    THROUGHPUT = "throughput"
+    DECODE_RATE = "decodeRate"
+    TTFT_P50 = "ttftP50"
+    TTFT_P90 = "ttftP90"
+    TTFT_P99 = "ttftP99"
+    TPOT_P50 = "tpotP50"
+    TPOT_P90 = "tpotP90"
+    TPOT_P99 = "tpotP99"
+
+    @property
+    def smaller_is_better(self) -> bool:
+        """Latencies improve downwards."""
+        return self.value.startswith(("ttft", "tpot"))
+
+
+class Target(Value):
+    """The serving workload."""
+
+    kind: Literal["Deployment"] = "Deployment"
+    """Kind of the serving workload."""
+    name: Annotated[str, Field(min_length=1, max_length=63)]
+    """Name of the serving workload, in the namespace of this object."""
+    container: str | None = None
+    """Name of its vLLM container. Found by its command when left out."""
+
+
+class Slo(Value):
+    """A request is good when it meets every limit given here."""
+
+    ttft: Duration | None = None
+    """Longest time to first token of a good request, such as 500ms."""
+    tpot: Duration | None = None
+    """Longest time per output token after the first of a good request, such as 40ms."""
+    e2e: Duration | None = None
+    """Longest whole duration of a good request, such as 10s."""
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> "Slo":
+        if self.ttft is None and self.tpot is None and self.e2e is None:
+            raise ValueError("slo needs at least one of ttft, tpot and e2e")
+        return self
+
+
+class Candidate(Value):
+    """A schedule to test."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=24)]
+    """Short name, used in the names of trial pods."""
+    schedule: Rows
+    """Rows [first, last, tokens] by batch size, or [first, last, contextFirst, contextLast,
+    tokens]; ranges are inclusive, as in vLLM's num_speculative_tokens_per_batch_size."""
+    max_tokens: Annotated[int, Field(ge=1, le=64)] | None = None
+    """num_speculative_tokens of the launch. The largest tokens of the rows when left out."""
+
+
+class Speculative(Value):
+    """How to speculate, for a target that serves without speculation."""
+
+    method: str
+    """vLLM's speculative method, such as eagle3, mtp, draft_model or ngram."""
+    model: str | None = None
+    """Drafter model, where the method needs one."""
+
+
+class ConfigMapReference(Value):
+    """Prompts to send."""
+
+    config_map: Annotated[str, Field(min_length=1)]
+    """Name of a ConfigMap whose keys are categories and whose values hold one prompt per line
+    (plain text or JSON strings)."""
+
+
+class Sampling(Value):
+    """Sampling parameters, equal in all arms."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """Sampling temperature; 0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling threshold."""
+
+
+class SecretKeyReference(Value):
+    """One key of a Secret in the namespace of this object."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """Name of the Secret."""
+    key: Annotated[str, Field(min_length=1)] = "apiKey"
+    """Key in the Secret."""
+
+
+class Load(Value):
+    """The load each arm is measured under, per replica."""
+
+    points: Annotated[
+        list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1, max_length=16)
+    ]
+    """Requests held in flight, one measured window each."""
+    prompts: ConfigMapReference | None = None
+    """Prompts to send. Synthetic ones of promptTokens tokens when left out."""
+    prompt_tokens: Annotated[int, Field(ge=1)] = 128
+    """Length of synthetic prompts, in tokens."""
+    output_tokens: Annotated[int, Field(ge=2)] = 128
+    """Output length of every request, in tokens."""
+    requests: Annotated[int, Field(ge=20)] = 20
+    """Finished requests that a window needs at least; windows are set by work, not by time."""
+    sampling: Sampling = Sampling()
+    """Sampling parameters, equal in all arms."""
+    prefix_cache: Literal["Unique", "Shared", "Warm"] = "Unique"
+    """Prefix-cache regime, reached by construction and checked against the engine's counters:
+    Unique prompts, one Shared prefix, or Warm repeats."""
+    endpoint: Literal["completions", "chat"] = "completions"
+    """Which OpenAI endpoint to send to."""
+    api_key_secret_ref: SecretKeyReference | None = None
+    """API key of the server, where it wants one."""
+    max_send_lag: Duration = 0.005
+    """A window whose sends lag more than this at the 99th percentile is void."""
+
+
+class Improve(Value):
+    """A gain that the candidate must show."""
+
+    metric: Metric = Metric.GOODPUT
+    """What must improve."""
+    at: Annotated[list[int], Field(min_length=1)] | None = None
+    """Load points where it must. All when left out."""
+    category: str | None = None
+    """Prompt category. Pooled over categories when left out."""
+    by: Share
+    """Smallest gain over the incumbent, such as 15%."""
+
+
+class Protect(Value):
+    """A loss that the candidate must not show."""
+
+    metric: Metric = Metric.DECODE_RATE
+    """What must not get worse."""
+    at: Annotated[list[int], Field(min_length=1)] | None = None
+    """Load points where it must not. All when left out."""
+    category: str | None = None
+    """Prompt category. Pooled over categories when left out."""
+    within: Share | None = None
+    """Largest loss, such as 3%. max(3%, 2 x noise floor) when left out."""
+
+
+class Elsewhere(Value):
+    """What holds at every load point that no requirement names."""
+
+    max_loss: Share = 0.05
+    """A larger loss of goodput, once shown, fails the bar."""
+
+
+class Bar(Value):
+    """The acceptance rule, frozen before the first measurement."""
+
+    improve: Annotated[list[Improve], Field(min_length=1)]
+    """Gains that the candidate must show, all of them."""
+    protect: list[Protect] = []
+    """Losses that the candidate must not show."""
+    elsewhere: Elsewhere = Elsewhere()
+    """What holds at every load point that no requirement names."""
+    min_effect: Share = 0.03
+    """Differences below this are never called a gain."""
+    rule: Rule | None = None
+    """Sequential or EveryPair. By effort when left out: EveryPair for Quick, else Sequential."""
+
+    def digest(self) -> str:
+        """Return twelve hex digits that name this bar; kept in every SpecTrial."""
+        return digest_of(self.plain())[:12]
+
+
+class Budget(Value):
+    """What the run may cost."""
+
+    gpu_hours: Annotated[float, Field(gt=0)] | None = None
+    """GPU-hours that trial pods may use together. A hard limit."""
+
+
+class Experiment(Value):
+    """How much is measured, and within which limits."""
+
+    effort: Effort = Effort.STANDARD
+    """Quick, Standard or Thorough: how many launches and which rule."""
+    static: list[Annotated[int, Field(ge=1)]] | None = None
+    """Fixed numbers of speculative tokens to run as controls. By effort when left out."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of launch orders and prompts; the same seed gives the same plan."""
+    parallelism: Annotated[int, Field(ge=1, le=16)] = 1
+    """Arms under load at the same time. More than one needs as many free GPUs and separate
+    hardware, else the arms disturb each other."""
+    budget: Budget = Budget()
+    """What the run may cost."""
+    deadline: Duration = 8 * 3600.0
+    """The run ends Inconclusive when it is not decided this long after its start."""
+
+
+class Override(Value):
+    """A gate that the user takes responsibility for."""
+
+    gate: str
+    """Name of the gate."""
+    reason: Annotated[str, Field(min_length=1)]
+    """Why; shown beside the gate's answer."""
+
+
+class Policy(Value):
+    """What the running arms must have in common."""
+
+    graph_mode: Literal["Report", "Same", "RequireFull"] = "Report"
+    """What a CUDA graph mode that differs between arms does: Report it, require the Same, or
+    RequireFull graphs."""
+    acceptance_floor: Share = 0.05
+    """An arm whose drafter's accepted share of draft tokens is below this fails its gate."""
+    overrides: list[Override] = []
+    """Gates that the user takes responsibility for."""
+
+
+class Rollout(Value):
+    """How a better candidate reaches the target."""
+
+    deadline: Duration = 600.0
+    """When the target is not rolled out this long after the change, the change is taken back."""
+
+
+class Prometheus(Value):
+    """Where the operator reads goodput."""
+
+    url: Annotated[str, Field(pattern=r"^https?://.+")]
+    """Base URL of the Prometheus server."""
+
+
+class Spec(Value):
+    """The question, the load it is asked under, and the bar that decides it."""
+
+    target: Target
+    """The serving workload whose speculative argument is tuned."""
+    mode: Mode = Mode.APPROVE
+    """Auto changes the target when a candidate is better, Approve waits for the annotation
+    specschedule.dev/approve=<run id>, Propose never writes the target."""
+    slo: Slo
+    """A request is good when it meets every limit given here."""
+    candidates: Annotated[list[Candidate], Field(min_length=1, max_length=8)]
+    """Schedules to test, best guess first."""
+    speculative: Speculative | None = None
+    """How to speculate. Only for a target that serves without speculation."""
+    load: Load
+    """The load each arm is measured under, per replica."""
+    bar: Bar
+    """The acceptance rule."""
+    experiment: Experiment = Experiment()
+    """How much is measured, and within which limits."""
+    policy: Policy = Policy()
+    """What the running arms must have in common."""
+    rollout: Rollout = Rollout()
+    """How a better candidate reaches the target."""
+    history_limit: Annotated[int, Field(ge=0, le=20)] = 5
+    """Ended runs kept in status.history."""
+    prometheus: Prometheus | None = None
+    """Where the operator reads goodput. The operator's own default when left out."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Spec":
+        names = [candidate.name for candidate in self.candidates]
+        if len(set(names)) != len(names):
+            raise ValueError("candidates: names must differ")
+        for field, requirements in (("improve", self.bar.improve), ("protect", self.bar.protect)):
+            for requirement in requirements:
+                unknown = set(requirement.at or []) - set(self.load.points)
+                if unknown:
+                    raise ValueError(
+                        f"bar.{field}: at names {sorted(unknown)}, which load.points lacks"
+                    )
+        return self
+
+    @property
+    def rule(self) -> Rule:
+        """The rule in force: the bar's own, else the effort's."""
+        if self.bar.rule is not None:
+            return self.bar.rule
+        return Rule.EVERY_PAIR if self.experiment.effort is Effort.QUICK else Rule.SEQUENTIAL
+
+
+def digest_of(plain: object) -> str:
+    """Return the hex SHA-256 of plain data in canonical JSON."""
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def run_id(uid: str, spec: Spec, retry: int) -> str:
+    """Return the run's id: eight hex digits of (uid, frozen spec, retry count).
+
+    Fields that change nothing in the experiment (``mode``, ``rollout``, ``historyLimit``) do not
+    count, so that approving or widening a deadline never throws evidence away.
+    """
+    frozen = spec.plain()
+    for field in ("mode", "rollout", "historyLimit"):
+        frozen.pop(field, None)
+    return digest_of([uid, frozen, retry])[:8]

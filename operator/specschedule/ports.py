@@ -1,0 +1,66 @@
+"""What the reconcile loop needs from the world, in the domain's verbs.
+
+Kubernetes pods and local processes are two adapters of ``World``; Prometheus is one of
+``Metrics``; tests bring their own.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+from specschedule.core.observed import Action, MetricsFacts, Observed
+
+
+class Key(NamedTuple):
+    """Name of one SpecSchedule."""
+
+    namespace: str
+    name: str
+
+
+class Conflict(Exception):
+    """A write's precondition did not hold; look again and decide anew."""
+
+
+class Refused(Exception):
+    """The world refused an action for good, in its own words (quota, admission, forbidden)."""
+
+
+class Metrics(Protocol):
+    """Prometheus, as far as the experiment needs it."""
+
+    def check(self, url: str | None) -> MetricsFacts:
+        """Say whether the server answers."""
+        ...
+
+    def final_counts(
+        self, url: str, *, run: str, launch: int, visit: int, at: float
+    ) -> dict[str, dict[str, float]] | None:
+        """Return requests by cell and outcome as of a Unix time; None when it cannot be asked.
+
+        Values are the counters' own, never rates.
+        """
+        ...
+
+
+class World(Protocol):
+    """Where launches and visits run, and where the objects are kept."""
+
+    def observe(self, key: Key) -> Observed | None:
+        """Gather the facts; None when the SpecSchedule is gone."""
+        ...
+
+    def perform(self, key: Key, action: Action) -> None:
+        """Carry out one action; repeating it changes nothing.
+
+        Raises:
+            Conflict: A precondition did not hold.
+            Refused: The world refused for good.
+        """
+        ...
+
+    def report(self, key: Key, status: dict[str, Any], *, resource_uid: str) -> None:
+        """Store the status, if it differs from what is stored and the object is the same."""
+        ...
+
+    def announce(self, key: Key, reason: str, message: str, *, warning: bool) -> None:
+        """Emit an event about the SpecSchedule; the same one again is counted, not repeated."""
+        ...
