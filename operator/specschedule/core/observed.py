@@ -47,6 +47,10 @@ class ServerFacts(Value):
     """The speculative config, as one merged object; None when the server does not speculate."""
     environment: dict[str, str] = {}
     """Literal environment variables of the container."""
+    arguments: list[str] = []
+    """The list (args or command) that holds the speculative argument, byte for byte."""
+    arguments_field: Literal["args", "command"] = "args"
+    """Which list of the container that is."""
     notes: list[str] = []
     """What could not be read with certainty."""
 
@@ -125,6 +129,8 @@ class TrialSpec(Value):
     """TargetFacts.template_hash when the launch was planned."""
     incumbent: dict[str, Any] | None = None
     """The target's own speculative config when the run began."""
+    incumbent_arguments: list[str] = []
+    """The target's own argument list when the run began, byte for byte."""
     bar_digest: str
     """Digest of the bar."""
 
@@ -162,8 +168,8 @@ class PodFacts(Value):
     message: str = ""
     """Why it is in that phase, in the scheduler's, kubelet's or engine's own words."""
     reason: str | None = None
-    """Unschedulable, ImagePull, CrashLoop, OutOfMemory, QuotaExceeded, Preempted, Evicted, NodeLost,
-    Deleted, Exited or None."""
+    """Unschedulable, ImagePull, OutOfMemory, Preempted, Evicted, NodeLost, Deleted, Exited or
+    None."""
     created_at: float
     """Creation."""
     ready_at: float | None = None
@@ -212,6 +218,8 @@ class Promotion(Value):
 
     candidate: str
     """Candidate promoted."""
+    speculative: dict[str, Any] | None = None
+    """Speculative config of the candidate."""
     previous: dict[str, Any] | None = None
     """Speculative config before."""
     previous_arguments: list[str] | None = None
