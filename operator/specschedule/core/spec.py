@@ -14,7 +14,9 @@ from pydantic import Field, model_validator
 from specschedule.core.values import Duration, Share, Value
 
 Row = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=5)]
-Rows = Annotated[list[Row], Field(min_length=1, max_length=256)]
+Rows = Annotated[list[Row], Field(min_length=1, max_length=64)]
+"""At most 64 rows: the API server compares each with each, within its budget for rules."""
+Points = Annotated[list[int], Field(min_length=1, max_length=16)]
 
 BASE_ARMS = ("incumbent", "twin", "none", "zero", "adaptive")
 """Arm names that are no candidate, static or constant arm."""
@@ -81,7 +83,7 @@ class Slo(Value):
     """Longest time to first token of a good request, such as 500ms."""
     tpot: Duration | None = None
     """Longest time per output token after the first of a good request, such as 40ms."""
-    e2e: Duration | None = None
+    e2e: Annotated[Duration | None, Field(alias="e2e")] = None
     """Longest whole duration of a good request, such as 10s."""
 
     @model_validator(mode="after")
@@ -171,7 +173,7 @@ class Improve(Value):
 
     metric: Metric = Metric.GOODPUT
     """What must improve."""
-    at: Annotated[list[int], Field(min_length=1)] | None = None
+    at: Points | None = None
     """Load points where it must. All when left out."""
     category: str | None = None
     """Prompt category. Pooled over categories when left out."""
@@ -184,7 +186,7 @@ class Protect(Value):
 
     metric: Metric = Metric.DECODE_RATE
     """What must not get worse."""
-    at: Annotated[list[int], Field(min_length=1)] | None = None
+    at: Points | None = None
     """Load points where it must not. All when left out."""
     category: str | None = None
     """Prompt category. Pooled over categories when left out."""
@@ -202,9 +204,9 @@ class Elsewhere(Value):
 class Bar(Value):
     """The acceptance rule, frozen before the first measurement."""
 
-    improve: Annotated[list[Improve], Field(min_length=1)]
+    improve: Annotated[list[Improve], Field(min_length=1, max_length=16)]
     """Gains that the candidate must show, all of them."""
-    protect: list[Protect] = []
+    protect: Annotated[list[Protect], Field(max_length=16)] = []
     """Losses that the candidate must not show."""
     elsewhere: Elsewhere = Elsewhere()
     """What holds at every load point that no requirement names."""
@@ -230,7 +232,7 @@ class Experiment(Value):
 
     effort: Effort = Effort.STANDARD
     """Quick, Standard or Thorough: how many launches and which rule."""
-    static: list[Annotated[int, Field(ge=1)]] | None = None
+    static: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=16)] | None = None
     """Fixed numbers of speculative tokens to run as controls. By effort when left out."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of launch orders and prompts; the same seed gives the same plan."""
@@ -260,7 +262,7 @@ class Policy(Value):
     RequireFull graphs."""
     acceptance_floor: Share = 0.05
     """An arm whose drafter's accepted share of draft tokens is below this fails its gate."""
-    overrides: list[Override] = []
+    overrides: Annotated[list[Override], Field(max_length=32)] = []
     """Gates that the user takes responsibility for."""
 
 

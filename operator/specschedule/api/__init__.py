@@ -1,0 +1,1 @@
+"""The promise to users: the two objects, their conditions and reasons, and the CRD generator."""

@@ -1,0 +1,109 @@
+"""Turns pydantic's JSON schema into the structural schema that Kubernetes accepts.
+
+Kubernetes wants every type spelled out in place: no references, no null, no titles. What it has
+no word for (a tuple, a union of objects) is refused here, so that a type that cannot be served
+never reaches a cluster.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+_KEPT = (
+    "type",
+    "description",
+    "format",
+    "enum",
+    "pattern",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "required",
+)
+_DROPPED = {"title", "default", "additionalProperties", "properties", "items"}
+_ANYTHING = {"x-kubernetes-preserve-unknown-fields": True}
+
+
+class NotStructural(TypeError):
+    """A type that a structural schema has no word for."""
+
+
+def structural(model: type[BaseModel], *, defaults: bool) -> dict[str, Any]:
+    """Return the structural schema of a model, as the model writes itself (camelCase).
+
+    Args:
+        model: The type to describe; its docstrings become descriptions.
+        defaults: Whether the API server fills in the model's defaults. Not inside list items:
+            tools that compare lists as a whole (GitOps controllers) would see a difference in
+            every item that the server completed.
+
+    Raises:
+        NotStructural: A field has a type that a structural schema has no word for.
+    """
+    schema = model.model_json_schema(by_alias=True, mode="serialization")
+    definitions = schema.pop("$defs", {})
+    return _translate(schema, definitions, defaults, model.__name__)
+
+
+def _translate(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any], defaults: bool, where: str
+) -> dict[str, Any]:
+    schema = _in_place(schema, definitions, where)
+    if set(schema) <= {"title", "description", "default"}:
+        return {k: schema[k] for k in ("description",) if k in schema} | _ANYTHING
+    unknown = set(schema) - set(_KEPT) - _DROPPED - {"exclusiveMinimum", "exclusiveMaximum"}
+    if unknown:
+        raise NotStructural(f"{where}: no structural form for {sorted(unknown)}")
+
+    out: dict[str, Any] = {key: schema[key] for key in _KEPT if key in schema}
+    if "description" in out:
+        out["description"] = " ".join(out["description"].split())
+    if out["type"] == "integer":
+        out["format"] = "int64"
+    for bound in ("minimum", "maximum"):
+        exclusive = "exclusive" + bound.capitalize()
+        if exclusive in schema:
+            # JSON schema gives the bound itself here; Kubernetes a flag beside the bound.
+            out |= {bound: schema[exclusive], exclusive: True}
+
+    if "properties" in schema:
+        out["properties"] = {
+            name: _translate(inner, definitions, defaults, f"{where}.{name}")
+            for name, inner in schema["properties"].items()
+        }
+    elif out["type"] == "object":
+        values = schema.get("additionalProperties", True)
+        out["additionalProperties"] = (
+            dict(_ANYTHING)
+            if values is True
+            else _translate(values, definitions, False, f"{where}.*")
+        )
+    if out["type"] == "array":
+        out["items"] = _translate(schema.get("items", {}), definitions, False, f"{where}[]")
+
+    if defaults and schema.get("default") is not None:
+        # An empty object is enough: the server then fills in what is inside.
+        out["default"] = {} if out["type"] == "object" else schema["default"]
+    return out
+
+
+def _in_place(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    """Resolve references, optional types and constants; what stands beside them wins."""
+    plain = dict(schema)
+    if "anyOf" in plain:
+        variants = [v for v in plain.pop("anyOf") if v != {"type": "null"}]
+        if len(variants) != 1:
+            raise NotStructural(f"{where}: a union of {len(variants)} types; use optional fields")
+        plain = variants[0] | plain
+    if "$ref" in plain:
+        target = definitions[plain.pop("$ref").removeprefix("#/$defs/")]
+        plain = _in_place(target, definitions, where) | plain
+    if "const" in plain:
+        plain["enum"] = [plain.pop("const")]
+    return plain
