@@ -40,6 +40,10 @@ class Profile(Reading):
     """crossing and burst: which pass, from 1; the first pays first-use costs."""
     requests_per_second: float | None = None
     """open: offered arrivals."""
+    peak_requests_per_second: float | None = None
+    """open: the rate half-way, when it rises evenly to a peak and falls back."""
+    trace: str | None = None
+    """open: file of recorded arrivals to replay instead of drawn ones."""
     context: int | None = None
     """depth: prompt tokens."""
 
@@ -127,6 +131,11 @@ class Cell(Reading):
     """Reserved for equivalence cells: prompts whose output differs from the reference."""
     started_at: str | None = None
     """RFC 3339 time at which the window opened."""
+    left_out: int | None = None
+    """depth: finished requests left out of the rates, because their output degenerated or their
+    prompt was cached."""
+    notes: list[str] | None = None
+    """What a reader of the numbers should know, such as throughput that had not become steady."""
     void: str | None = None
     """Why the window must not count."""
 
