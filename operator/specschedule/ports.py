@@ -24,6 +24,10 @@ class Refused(Exception):
     """The world refused an action for good, in its own words (quota, admission, forbidden)."""
 
 
+class Unavailable(Exception):
+    """The world does not answer just now (timeout, overload, expired token); look again later."""
+
+
 class Metrics(Protocol):
     """Prometheus, as far as the experiment needs it."""
 
@@ -45,7 +49,11 @@ class World(Protocol):
     """Where launches and visits run, and where the objects are kept."""
 
     def observe(self, key: Key) -> Observed | None:
-        """Gather the facts; None when the SpecSchedule is gone."""
+        """Gather the facts; None when the SpecSchedule is gone.
+
+        Raises:
+            Unavailable: The world does not answer.
+        """
         ...
 
     def perform(self, key: Key, action: Action) -> None:
@@ -54,6 +62,7 @@ class World(Protocol):
         Raises:
             Conflict: A precondition did not hold.
             Refused: The world refused for good.
+            Unavailable: The world does not answer.
         """
         ...
 

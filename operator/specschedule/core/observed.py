@@ -218,6 +218,8 @@ class Promotion(Value):
 
     candidate: str
     """Candidate promoted."""
+    target: str | None = None
+    """Name of the Deployment written to: spec.target may change while the write is in flight."""
     speculative: dict[str, Any] | None = None
     """Speculative config of the candidate."""
     previous: dict[str, Any] | None = None
@@ -281,6 +283,8 @@ class Observed(Value):
     """Launches of this object, of every run."""
     metrics: MetricsFacts
     """Prometheus."""
+    prompts: Unreadable | None = None
+    """Why the prompts that the spec names cannot be sent; None when they can."""
     other_run: str | None = None
     """Name of another SpecSchedule that is running on the same target, and came first."""
 

@@ -1,0 +1,287 @@
+"""Manifests of what the operator creates: SpecTrials, trial pods and load jobs.
+
+A trial pod is the serving pod without what ties it to serving. It keeps what decides how the
+engine runs (containers, resources, volumes, node placement, service account, annotations that
+device, network and storage plugins read) and drops what would let others act on it: labels,
+readiness gates, host ports, liveness probes (a restart would hide a death), preStop hooks, spread
+constraints meant for replicas, sidecar injection and foreign scrape settings.
+"""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specschedule.core.observed import TrialSpec
+from specschedule.core.spec import SecretKeyReference
+from specschedule.core.visit import Visit
+from specschedule.wire import names
+
+LOAD_PORT = 9100
+"""Port of the load process's own counters."""
+TRIAL_GRACE_SECONDS = 10
+LOAD_GRACE_SECONDS = 5
+
+_ENROLLING = (
+    "prometheus.io/",
+    "kubectl.kubernetes.io/",
+    "sidecar.istio.io/",
+    "linkerd.io/",
+    "config.linkerd.io/",
+    "consul.hashicorp.com/",
+    "dapr.io/",
+    "kuma.io/",
+    f"{names.GROUP}/",
+)
+"""Prefixes of template annotations that enrol a pod with others, or keep their books."""
+
+_NOT_IN_MESH = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
+"""Load is measured between two pods; a namespace-wide mesh must not stand in between."""
+
+_SERVING_ONLY = (
+    "activeDeadlineSeconds",
+    "hostname",
+    "preemptionPolicy",
+    "priority",
+    "priorityClassName",
+    "readinessGates",
+    "schedulingGates",
+    "setHostnameAsFQDN",
+    "subdomain",
+    "topologySpreadConstraints",
+)
+"""Pod fields that are about being a replica, or being important."""
+
+
+def spec_trial(schedule: Mapping[str, Any], name: str, spec: TrialSpec) -> dict[str, Any]:
+    """Return the SpecTrial of a launch, owned by the SpecSchedule."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": "SpecTrial",
+        "metadata": {
+            "name": name,
+            "namespace": schedule["metadata"]["namespace"],
+            "labels": _labels(schedule["metadata"]["uid"], spec),
+            "annotations": {names.SCHEDULE: schedule["metadata"]["name"]},
+            "ownerReferences": [names.owner_reference(schedule)],
+        },
+        "spec": spec.plain(),
+    }
+
+
+def trial_pod(
+    deployment: Mapping[str, Any],
+    trial: Mapping[str, Any],
+    spec: TrialSpec,
+    *,
+    container: str,
+    port: int,
+    arguments: tuple[str, Sequence[str]] | None,
+    priority_class: str | None,
+    deadline_seconds: int,
+) -> dict[str, Any]:
+    """Return the pod of a launch, owned by its SpecTrial.
+
+    Args:
+        deployment: The serving Deployment.
+        trial: The SpecTrial as stored.
+        spec: Its spec.
+        container: Name of the vLLM container.
+        port: Port of its OpenAI API.
+        arguments: Field (``args`` or ``command``) and whole list to launch with; None keeps the
+            template's own, byte for byte.
+        priority_class: Class of pods that anything may preempt; None leaves the default.
+        deadline_seconds: The pod ends by itself after this long, so that a GPU is given back even
+            when no operator is alive.
+    """
+    template = deployment["spec"]["template"]
+    pod = copy.deepcopy(template["spec"])
+    dropped = [field for field in _SERVING_ONLY if pod.pop(field, None)]
+    for each in [*(pod.get("initContainers") or []), *pod["containers"]]:
+        dropped += _stripped(each)
+    server = next(each for each in pod["containers"] if each["name"] == container)
+    if arguments is not None:
+        field, whole = arguments
+        server[field] = list(whole)
+    if "readinessProbe" not in server:
+        server["readinessProbe"] = {
+            "httpGet": {"path": "/health", "port": port},
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+        }
+    pod |= {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": TRIAL_GRACE_SECONDS,
+        "activeDeadlineSeconds": deadline_seconds,
+    }
+    if priority_class:
+        pod["priorityClassName"] = priority_class
+    template_annotations = (template.get("metadata") or {}).get("annotations") or {}
+    annotations = {
+        **{k: v for k, v in template_annotations.items() if not k.startswith(_ENROLLING)},
+        **_NOT_IN_MESH,
+        **_scraped(port),
+        names.SCHEDULE: trial["metadata"]["annotations"][names.SCHEDULE],
+        names.CONTAINER: container,
+        names.PORT: str(port),
+    }
+    if dropped:
+        annotations[names.DROPPED] = ", ".join(dropped)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": _child_metadata(trial, trial["metadata"]["name"], spec, "trial", annotations),
+        "spec": pod,
+    }
+
+
+def visit_job(
+    trial: Mapping[str, Any],
+    spec: TrialSpec,
+    visit: Visit,
+    *,
+    image: str,
+    pull_policy: str,
+    prompts: str | None,
+    api_key: SecretKeyReference | None,
+    priority_class: str | None,
+    deadline_seconds: int,
+) -> dict[str, Any]:
+    """Return the load Job of one visit, owned by its SpecTrial.
+
+    Args:
+        trial: The SpecTrial as stored.
+        spec: Its spec.
+        visit: What the load process does, with the address of the server.
+        image: Image of the load process.
+        pull_policy: Its imagePullPolicy.
+        prompts: Name of the ConfigMap with the prompts; None for synthetic ones.
+        api_key: Where the kubelet finds the server's API key; the operator never reads it.
+        priority_class: Priority class of the pod; None leaves the default.
+        deadline_seconds: The Job fails after this long.
+    """
+    environment: list[dict[str, Any]] = [
+        {"name": "SPECSCHEDULE_VISIT", "value": json.dumps(visit.plain(), separators=(",", ":"))},
+        {"name": "SPECSCHEDULE_METRICS_PORT", "value": str(LOAD_PORT)},
+    ]
+    volumes: list[dict[str, Any]] = []
+    mounts: list[dict[str, Any]] = []
+    if prompts is not None:
+        environment.append({"name": "SPECSCHEDULE_PROMPTS", "value": "/prompts"})
+        volumes.append({"name": "prompts", "configMap": {"name": prompts}})
+        mounts.append({"name": "prompts", "mountPath": "/prompts", "readOnly": True})
+    if api_key is not None:
+        reference = {"secretKeyRef": {"name": api_key.name, "key": api_key.key}}
+        environment.append({"name": "SPECSCHEDULE_API_KEY", "valueFrom": reference})
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": LOAD_GRACE_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": "load",
+                "image": image,
+                "imagePullPolicy": pull_policy,
+                "args": ["load"],
+                "env": environment,
+                "ports": [{"name": "metrics", "containerPort": LOAD_PORT}],
+                "volumeMounts": mounts,
+                # No CPU limit: throttling would delay sends and void windows.
+                "resources": {
+                    "requests": {"cpu": "100m", "memory": "128Mi"},
+                    "limits": {"memory": "1Gi"},
+                },
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+            }
+        ],
+        "volumes": volumes,
+    }
+    if priority_class:
+        pod["priorityClassName"] = priority_class
+    annotations = {names.SCHEDULE: trial["metadata"]["annotations"][names.SCHEDULE]}
+    name = names.job_name(trial["metadata"]["name"], visit.visit)
+    metadata = _child_metadata(trial, name, spec, "load", annotations)
+    metadata["labels"][names.VISIT] = str(visit.visit)
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {
+            "parallelism": 1,
+            "completions": 1,
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": deadline_seconds,
+            "template": {
+                "metadata": {
+                    "labels": dict(metadata["labels"]),
+                    "annotations": {**annotations, **_NOT_IN_MESH, **_scraped(LOAD_PORT)},
+                },
+                "spec": pod,
+            },
+        },
+    }
+
+
+def _labels(schedule_uid: str, spec: TrialSpec) -> dict[str, str]:
+    return {
+        names.MANAGED_BY: names.MANAGER,
+        names.OWNER_UID: schedule_uid,
+        names.RUN: spec.run_id,
+        names.ARM: spec.arm,
+        names.LAUNCH: str(spec.launch),
+    }
+
+
+def _child_metadata(
+    trial: Mapping[str, Any],
+    name: str,
+    spec: TrialSpec,
+    role: str,
+    annotations: Mapping[str, str],
+) -> dict[str, Any]:
+    uid = trial["metadata"]["labels"][names.OWNER_UID]
+    return {
+        "name": name,
+        "namespace": trial["metadata"]["namespace"],
+        "labels": {
+            **_labels(uid, spec),
+            names.TRIAL: names.fitted(trial["metadata"]["name"]),
+            names.ROLE: role,
+        },
+        "annotations": dict(annotations),
+        "ownerReferences": [names.owner_reference(trial)],
+    }
+
+
+def _scraped(port: int) -> dict[str, str]:
+    return {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(port),
+        "prometheus.io/path": "/metrics",
+    }
+
+
+def _stripped(container: dict[str, Any]) -> list[str]:
+    """Take serving-only fields off a container in place; return what was taken."""
+    name = container["name"]
+    taken = []
+    if container.pop("livenessProbe", None):
+        taken.append(f"{name}.livenessProbe")
+    if (container.get("lifecycle") or {}).pop("preStop", None):
+        taken.append(f"{name}.lifecycle.preStop")
+    taken += [
+        f"{name}.ports.{port['containerPort']}.hostPort"
+        for port in container.get("ports") or []
+        if port.pop("hostPort", None)
+    ]
+    return taken
