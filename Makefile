@@ -1,0 +1,60 @@
+# make help lists what there is. Everything here runs as root on a plain Debian machine with Go
+# and Python 3.11; what a step needs beyond that it installs or names.
+
+PYTHON ?= python3.11
+ENGINE ?= sim
+CLUSTER ?= embedded
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help setup check generate test demo demo-down fuzz bench-core bench-load bench-judge lock
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.done ## Make .venv with the specschedule command and all tools in it
+
+$(VENV)/.done: requirements-dev.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11 or newer and say PYTHON=..."; exit 1; }
+	@$(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet --root-user-action=ignore uv==0.13.9
+	$(PYTHON) -m uv venv --quiet --clear --python $(PYTHON) $(VENV)
+	$(PYTHON) -m uv pip sync --quiet --require-hashes --python $(BIN)/python requirements-dev.lock
+	$(PYTHON) -m uv pip install --quiet --no-deps --python $(BIN)/python --editable .
+	@touch $@
+
+check: setup ## Formatting, lint, types, import rules, spelling, generated files (seconds)
+	ruff format --check --quiet operator tests hack
+	ruff check --quiet operator tests hack
+	mypy
+	lint-imports
+	codespell operator tests hack charts docs *.md
+	python hack/checks.py
+
+generate: setup ## Write the CRDs from the types into crds/ and the chart
+	python -m specschedule.api.crd crds charts/specschedule
+
+lock: setup ## Renew the hash-pinned requirement files
+	$(PYTHON) -m uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header pyproject.toml -o requirements.lock
+	$(PYTHON) -m uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --group dev pyproject.toml -o requirements-dev.lock
+
+test: setup check ## Everything that proves it, unit to end to end
+	python hack/run_tests.py
+
+demo: setup ## The main job, live, on a cluster (ENGINE=vllm: with the real engine; CLUSTER=current: yours)
+	python -m hack.demo up --engine $(ENGINE) --cluster $(CLUSTER)
+
+demo-down: setup ## Remove all that the demo made
+	python -m hack.demo down --cluster $(CLUSTER)
+
+fuzz: setup ## Five minutes of generated schedules, arguments and logs
+	HYPOTHESIS_PROFILE=fuzz pytest -m fuzz tests
+
+bench-core: setup ## Time of the schedule language and of a preflight
+	python tests/bench/bench_core.py
+
+bench-load: setup ## Accuracy and cost of the load generator
+	python tests/bench/bench_load.py
+
+bench-judge: setup ## False promotions and power of the judge, in virtual time
+	python tests/bench/bench_judge.py

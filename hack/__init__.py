@@ -1,0 +1,1 @@
+"""Tools around the product: the embedded cluster, images, the demo, real vLLM on CPU."""

@@ -1,0 +1,44 @@
+"""Runs every tier of the tests and says at the end how many ran in each.
+
+What the real tiers need is prepared first, outside any test's time-out: the cluster's programs,
+the images, and vLLM's virtual environment. A tier that cannot be prepared fails the run: missing
+evidence is never a pass.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def step(what: str, *command: str) -> None:
+    """Run a command of this repository and say how long it took."""
+    print(f"== {what}", flush=True)
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, check=False)
+    print(f"== {what}: {time.monotonic() - began:.0f} s", flush=True)
+    if done.returncode:
+        sys.exit(f"{what} failed with {done.returncode}")
+
+
+def main() -> int:
+    """Prepare, test, clean up."""
+    os.environ.setdefault("SPECSCHEDULE_CLUSTER_STATE", str(ROOT / ".cluster-test"))
+    step("cluster programs", "hack/cluster", "build")
+    step("images", "hack/image", "build")
+    step("vLLM on CPU and its model pair", "hack/vllm", "setup")
+    try:
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "--durations=15", *sys.argv[1:]],
+            cwd=ROOT,
+            check=False,
+        ).returncode
+    finally:
+        step("cluster down", "hack/cluster", "down")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,617 @@
+"""One pure decision: from everything seen of a SpecSchedule to what to do and what to report.
+
+Stages are computed from facts and never trusted from status. Three things in the status are
+facts of their own: the outcome of the present run (ended runs stay ended), when it started, and
+the record of a promotion. All else is rebuilt from the target and the SpecTrials.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from specschedule.core import gates, judge, launches, plan, rollout
+from specschedule.core.evidence import Launch
+from specschedule.core.gates import Gate
+from specschedule.core.judge import Judgement
+from specschedule.core.observed import (
+    Action,
+    CreateTrial,
+    DeleteTrial,
+    Observed,
+    Promotion,
+    ServerFacts,
+    SetFinalizer,
+    TargetFacts,
+    TrialFacts,
+    TrialSpec,
+    Unreadable,
+)
+from specschedule.core.plan import Arm, Cost, LaunchRecord, Slot
+from specschedule.core.spec import Mode, Spec, digest_of, run_id
+from specschedule.core.values import Value
+from specschedule.core.visit import Visit
+
+LOOK_S = 2.0
+"""A running experiment is looked at this often when nothing happens; events come in between."""
+
+HELD_LOOK_S = 10.0
+"""What is held by something outside is looked at less often."""
+
+WAITING_LOOK_S = 60.0
+"""An approval arrives as an event; this is only a safety net."""
+
+
+class Report(Value):
+    """What a reconcile found, for status, conditions and events."""
+
+    run_id: str | None = None
+    stage: str
+    started_at: str | None = None
+    ended_at: str | None = None
+    outcome: str | None = None
+    """None while the run goes on."""
+    reason: str
+    message: str
+    held: bool = False
+    """Whether something outside the experiment holds it up."""
+    plan: Cost | None = None
+    progress: dict[str, int] | None = None
+    arms: list[dict[str, Any]] = []
+    gates: list[Gate] = []
+    judgement: Judgement | None = None
+    recommendation: str | None = None
+    promotion: Promotion | None = None
+    superseded: dict[str, Any] | None = None
+    """History entry of a run that this one replaced; None when there is none."""
+
+
+class Decision(Value):
+    """What to do now, what to report, and when to look again."""
+
+    actions: list[Action] = []
+    report: Report | None
+    """None when the object is being deleted: there is nobody to report to."""
+    look_again_in: float | None = None
+    """Seconds; None when only an event can change anything."""
+
+
+def decide(observed: Observed, now: float, *, matrix: Sequence[gates.MatrixRow]) -> Decision:
+    """Decide the next step of one SpecSchedule.
+
+    Args:
+        observed: Everything seen at this moment.
+        now: Unix seconds.
+        matrix: What is known of vLLM's versions, as data (see ``vllm_facts.matrix``).
+    """
+    schedule = observed.schedule
+    if schedule.deleting:
+        return _deleted(observed)
+    in_flight = _promotion_in_flight(schedule.status)
+    if in_flight is not None:
+        return _promote(observed, in_flight, now)
+    if isinstance(schedule.spec, Unreadable):
+        return _rejected(observed, None, now, schedule.spec.reason, schedule.spec.message, [])
+    run = run_id(schedule.uid, schedule.spec, schedule.retry)
+    if schedule.status.get("runId") == run and schedule.status.get("outcome"):
+        return _ended(observed, run)
+    return _Run(observed, schedule.spec, run, now, matrix).decide()
+
+
+def _deleted(observed: Observed) -> Decision:
+    """Children go with their owner; only a promotion in flight needs a hand."""
+    if not observed.schedule.finalizer:
+        return Decision(report=None)
+    in_flight = _promotion_in_flight(observed.schedule.status)
+    if in_flight is None:
+        return Decision(actions=[SetFinalizer(present=False)], report=None)
+    return Decision(actions=rollout.on_deletion(in_flight, observed.target), report=None)
+
+
+def _promotion_in_flight(status: dict[str, Any]) -> Promotion | None:
+    if status.get("promotion") and not status.get("outcome"):
+        return Promotion.model_validate(status["promotion"])
+    return None
+
+
+def _unwanted(observed: Observed, run: str | None) -> list[Action]:
+    """Take away what no run needs: every pod and job, and trials that nobody remembers."""
+    remembered = {entry.get("runId") for entry in observed.schedule.status.get("history") or []}
+    actions: list[Action] = []
+    for trial in observed.trials:
+        if trial.spec.run_id == run:
+            continue
+        if not launches.ended(trial) or trial.spec.run_id not in remembered:
+            actions.append(DeleteTrial(trial=trial.name))
+        else:
+            actions.extend(launches.clear(trial))
+    return actions
+
+
+def _ended(observed: Observed, run: str) -> Decision:
+    """An ended run stays ended; leftovers of a killed operator are cleared."""
+    status = observed.schedule.status
+    actions = _unwanted(observed, run)
+    for trial in observed.trials:
+        if trial.spec.run_id == run:
+            actions.extend(launches.clear(trial))
+            if not launches.ended(trial):
+                actions.append(DeleteTrial(trial=trial.name))
+    if observed.schedule.finalizer:
+        actions.append(SetFinalizer(present=False))
+    report = Report.model_validate(
+        {
+            "runId": run,
+            "stage": "Ended",
+            "outcome": status["outcome"],
+            "reason": status.get("reason") or status["outcome"],
+            "message": status.get("message") or "",
+        }
+    )
+    return Decision(actions=actions, report=report)
+
+
+def _rejected(
+    observed: Observed,
+    run: str | None,
+    now: float,
+    reason: str,
+    message: str,
+    answers: list[Gate],
+) -> Decision:
+    return Decision(
+        actions=_unwanted(observed, None),
+        report=Report(
+            run_id=run,
+            stage="Ended",
+            started_at=launches.rfc3339(now),
+            ended_at=launches.rfc3339(now),
+            outcome="Rejected",
+            reason=reason,
+            message=message,
+            gates=answers,
+            superseded=_superseded(observed, run, now),
+        ),
+    )
+
+
+def _superseded(observed: Observed, run: str | None, now: float) -> dict[str, Any] | None:
+    """Return the history entry of the run in status that this one replaces."""
+    status = observed.schedule.status
+    before = status.get("runId")
+    if not before or before == run:
+        return None
+    ended = status.get("outcome")
+    entry = {
+        "runId": before,
+        "outcome": ended or "Superseded",
+        "reason": status.get("reason") if ended else "SpecChanged",
+        "startedAt": status.get("startedAt"),
+        "endedAt": status.get("endedAt") or launches.rfc3339(now),
+        "recommendation": status.get("recommendation"),
+    }
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def _promote(observed: Observed, promotion: Promotion, now: float) -> Decision:
+    """Finish a promotion in flight, whatever else changed meanwhile."""
+    spec = observed.schedule.spec
+    deadline = 600.0 if isinstance(spec, Unreadable) else spec.rollout.deadline
+    step = rollout.next_step(promotion, observed.target, deadline=deadline, now=now)
+    status = observed.schedule.status
+    report = Report.model_validate(
+        {
+            "runId": status.get("runId"),
+            "stage": "Ended" if step.outcome else "Promoting",
+            "endedAt": launches.rfc3339(now) if step.outcome else None,
+            "outcome": step.outcome,
+            "reason": step.reason,
+            "message": step.message,
+            "promotion": step.promotion,
+        }
+    )
+    return Decision(actions=step.actions, report=report, look_again_in=LOOK_S)
+
+
+class _Run:
+    """One look at a run that is not over. Holds what every step of the decision needs."""
+
+    def __init__(
+        self,
+        observed: Observed,
+        spec: Spec,
+        run: str,
+        now: float,
+        matrix: Sequence[gates.MatrixRow],
+    ) -> None:
+        self.observed = observed
+        self.spec = spec
+        self.run = run
+        self.now = now
+        self.matrix = matrix
+        self.trials = sorted(
+            (t for t in observed.trials if t.spec.run_id == run), key=lambda t: t.spec.launch
+        )
+        self.started_at = self._started_at()
+        self.answers: list[Gate] = []
+        self.cost: Cost | None = None
+        self.arms: list[Arm] = []
+
+    def _started_at(self) -> float:
+        status = self.observed.schedule.status
+        if status.get("runId") == self.run and status.get("startedAt"):
+            return _unix(status["startedAt"])
+        started = [t.status.started_at for t in self.trials if t.status.started_at]
+        return _unix(min(started)) if started else self.now
+
+    def decide(self) -> Decision:
+        """Go through the stages in order; the first that is not over answers."""
+        target = self.observed.target
+        if isinstance(target, Unreadable):
+            return self._hold_or_expire("Preflight", target.reason, target.message)
+        if self.trials:
+            changed = self._target_changed(target, self.trials[0].spec)
+            if changed is not None:
+                return self._finish("Aborted", "TargetChanged", changed)
+        self.answers = gates.before_pods(self.spec, target, matrix=self.matrix)
+        refused = gates.refused(self.answers)
+        if refused is not None and not self.trials:
+            return self._reject(refused)
+        if isinstance(target.server, Unreadable):
+            return self._finish("Aborted", target.server.reason, target.server.message)
+        if self.observed.metrics.url is None:
+            return _rejected(
+                self.observed,
+                self.run,
+                self.now,
+                "PrometheusNotConfigured",
+                "spec.prometheus.url is not set and the operator has no default: goodput cannot be "
+                "read; set it to the base URL of the Prometheus that scrapes this namespace",
+                self.answers,
+            )
+        if self.observed.other_run is not None:
+            return self._hold_or_expire(
+                "Preflight",
+                "TargetBusy",
+                f"SpecSchedule {self.observed.other_run} is running on the same target and came "
+                "first; this one waits",
+            )
+        server = self._incumbent(target.server)
+        self.arms = plan.arms(self.spec, server)
+        self.cost = plan.cost(
+            self.spec, self.arms, boot_seconds=target.boot_seconds, gpus=target.gpus
+        )
+        return self._measure(target, server)
+
+    def _reject(self, refused: Gate) -> Decision:
+        return _rejected(
+            self.observed, self.run, self.now, refused.reason, refused.message, self.answers
+        )
+
+    def _incumbent(self, server: ServerFacts) -> ServerFacts:
+        """Return the server as it was when the run began."""
+        if not self.trials:
+            return server
+        first = self.trials[0].spec
+        return server.model_copy(
+            update={"speculative": first.incumbent, "arguments": first.incumbent_arguments}
+        )
+
+    def _target_changed(self, target: TargetFacts, first: TrialSpec) -> str | None:
+        """Say how the target differs from what the run began with; evidence is void then."""
+        if target.template_hash != first.template_hash:
+            return "the target's pod template changed during the run: its evidence is void"
+        if isinstance(target.server, Unreadable):
+            return target.server.message
+        if target.server.arguments != first.incumbent_arguments:
+            return (
+                "the target's speculative argument was changed by somebody else during the run: "
+                "its evidence is void"
+            )
+        return None
+
+    def _measure(self, target: TargetFacts, server: ServerFacts) -> Decision:
+        open_trials = [t for t in self.trials if not launches.ended(t)]
+        if self._expired() and open_trials:
+            return self._expire()
+        disagreeing = [t for t in self.trials if t.status.check not in (None, launches.AGREES)]
+        if disagreeing:
+            return self._finish("Inconclusive", "MetricsDisagree", disagreeing[0].status.check)
+        steps = [
+            launches.next_step(t, self.observed.metrics, gpus=target.gpus, now=self.now)
+            for t in open_trials
+        ]
+        following = plan.next_launches(
+            self.spec, self.arms, [_record(t) for t in self.trials], run=self.run
+        )
+        actions: list[Action] = [*_unwanted(self.observed, self.run)]
+        for step in steps:
+            actions.extend(step.actions)
+        if isinstance(following, plan.Finished) and not open_trials:
+            return self._conclude(target, server, following)
+        if isinstance(following, plan.Finished):
+            slots: list[Slot] = []
+        else:
+            slots = following.slots[: max(0, self.spec.experiment.parallelism - len(open_trials))]
+        if slots and self._over_budget(target):
+            if not open_trials:
+                return self._conclude(
+                    target, server, plan.Finished(reason="BudgetExhausted", message=self._spent())
+                )
+            slots = []
+        if slots and self._expired():
+            return self._expire()
+        held = next((s for s in steps if s.held), None)
+        if slots and not self.observed.metrics.available:
+            metrics = self.observed.metrics
+            return self._hold_or_expire(
+                "Measuring",
+                "MetricsUnavailable",
+                f"Prometheus at {metrics.url} cannot be asked: {metrics.message}",
+                actions,
+            )
+        actions.extend(self._create(slot, target, server) for slot in slots)
+        said = held or (steps[0] if steps else None)
+        report = self._report(
+            stage="Measuring",
+            reason=said.waiting if said else "Launching",
+            message=said.message if said else f"launching {slots[0].arm}",
+            held=held is not None,
+        )
+        again = HELD_LOOK_S if held else (0.0 if slots else LOOK_S)
+        return Decision(actions=actions, report=report, look_again_in=again)
+
+    def _create(self, slot: Slot, target: TargetFacts, server: ServerFacts) -> CreateTrial:
+        arm = next(a for a in self.arms if a.name == slot.arm)
+        load = self.spec.load
+        visit = Visit(
+            run=self.run,
+            arm=slot.arm,
+            launch=slot.launch,
+            round=slot.round,
+            url="http://pending",
+            windows=slot.windows,
+            slo=self.spec.slo,
+            prompt_tokens=load.prompt_tokens,
+            output_tokens=load.output_tokens,
+            sampling=load.sampling,
+            prefix_cache=load.prefix_cache,
+            endpoint=load.endpoint,
+            max_send_lag=load.max_send_lag,
+        )
+        return CreateTrial(
+            name=trial_name(self.observed.schedule.name, self.run, slot.arm, slot.launch),
+            spec=TrialSpec(
+                run_id=self.run,
+                arm=slot.arm,
+                launch=slot.launch,
+                round=slot.round,
+                position=slot.position,
+                attempt=slot.attempt,
+                schedule=arm.schedule,
+                speculative=arm.speculative,
+                unchanged=arm.unchanged,
+                visit=visit,
+                template_hash=target.template_hash,
+                incumbent=server.speculative,
+                incumbent_arguments=server.arguments,
+                bar_digest=self.spec.bar.digest(),
+            ),
+        )
+
+    def _conclude(
+        self, target: TargetFacts, server: ServerFacts, finished: plan.Finished
+    ) -> Decision:
+        evidence = [as_launch(t) for t in self.trials]
+        self.answers = _merge(self.answers, gates.between_arms(self.spec, evidence, server))
+        judgement = judge.judge(self.spec, evidence, server=server)
+        if finished.reason == "BudgetExhausted" and judgement.outcome == "Inconclusive":
+            return self._finish("Inconclusive", finished.reason, finished.message, judgement)
+        blocking = gates.blocking(self.answers)
+        better = next((v for v in judgement.verdicts if v.verdict == "Better"), None)
+        if better is None:
+            return self._finish(judgement.outcome, judgement.reason, judgement.message, judgement)
+        if blocking is not None:
+            outcome = "NotPromoted" if blocking.answer == "Fail" else "Inconclusive"
+            return self._finish(outcome, blocking.reason, blocking.message, judgement)
+        return self._better(target, server, better, judgement)
+
+    def _better(
+        self,
+        target: TargetFacts,
+        server: ServerFacts,
+        better: judge.Verdict,
+        judgement: Judgement,
+    ) -> Decision:
+        arm = next(a for a in self.arms if a.name == f"candidate-{better.candidate}")
+        if self.spec.mode is Mode.PROPOSE:
+            return self._finish("Proposed", better.reason, better.message, judgement)
+        if self.spec.mode is Mode.APPROVE and self.observed.schedule.approved != self.run:
+            report = self._report(
+                stage="AwaitingApproval",
+                reason="AwaitingApproval",
+                message=(
+                    f"{better.message}; to promote it: kubectl annotate specschedule "
+                    f"{self.observed.schedule.name} -n {self.observed.schedule.namespace} "
+                    f"specschedule.dev/approve={self.run}"
+                ),
+                judgement=judgement,
+            )
+            return Decision(report=report, look_again_in=WAITING_LOOK_S)
+        promotion = Promotion(
+            candidate=better.candidate,
+            speculative=arm.speculative,
+            previous=server.speculative,
+            previous_arguments=server.arguments,
+            field=server.arguments_field,
+            started_at=self.now,
+        )
+        report = self._report(
+            stage="Promoting",
+            reason="RollingOut",
+            message=better.message,
+            judgement=judgement,
+            promotion=promotion,
+        )
+        return Decision(report=report, look_again_in=0.0)
+
+    def _expired(self) -> bool:
+        return self.now - self.started_at > self.spec.experiment.deadline
+
+    def _expire(self) -> Decision:
+        last = self.observed.schedule.status.get("message") or "nothing was measured"
+        reason = self.observed.schedule.status.get("reason") or "DeadlineExceeded"
+        if reason not in ("MetricsUnavailable", "Unschedulable", "Refused", "TargetNotFound"):
+            reason = "DeadlineExceeded"
+        return self._finish(
+            "Inconclusive",
+            reason,
+            f"not decided within experiment.deadline ({self.spec.experiment.deadline:.0f} s); "
+            f"last: {last}",
+        )
+
+    def _hold_or_expire(
+        self, stage: str, reason: str, message: str, actions: Sequence[Action] = ()
+    ) -> Decision:
+        if self._expired():
+            return self._expire()
+        report = self._report(stage=stage, reason=reason, message=message, held=True)
+        return Decision(actions=list(actions), report=report, look_again_in=HELD_LOOK_S)
+
+    def _spent_gpu_hours(self, target: TargetFacts) -> float:
+        seconds = 0.0
+        for trial in self.trials:
+            if trial.status.gpu_seconds is not None:
+                seconds += trial.status.gpu_seconds
+            elif trial.pod is not None:
+                seconds += target.gpus * (self.now - trial.pod.created_at)
+        return seconds / 3600
+
+    def _over_budget(self, target: TargetFacts) -> bool:
+        """Say whether one more launch would break the budget."""
+        limit = self.spec.experiment.budget.gpu_hours
+        if limit is None:
+            return False
+        over = [t.status.gpu_seconds for t in self.trials if t.status.gpu_seconds is not None]
+        next_launch = max(over, default=0.0) / 3600
+        if not over and self.cost is not None and self.cost.launches:
+            next_launch = self.cost.gpu_hours / self.cost.launches
+        return self._spent_gpu_hours(target) + next_launch > limit
+
+    def _spent(self) -> str:
+        return f"experiment.budget.gpuHours ({self.spec.experiment.budget.gpu_hours:g}) is used up"
+
+    def _finish(
+        self,
+        outcome: str,
+        reason: str,
+        message: str | None,
+        judgement: Judgement | None = None,
+    ) -> Decision:
+        actions = [*_unwanted(self.observed, self.run)]
+        for trial in self.trials:
+            actions.extend(launches.clear(trial))
+        report = self._report(
+            stage="Ended",
+            reason=reason,
+            message=message or "",
+            outcome=outcome,
+            ended_at=launches.rfc3339(self.now),
+            judgement=judgement,
+        )
+        return Decision(actions=actions, report=report, look_again_in=LOOK_S)
+
+    def _report(self, *, stage: str, reason: str, message: str, **more: Any) -> Report:
+        judgement: Judgement | None = more.get("judgement")
+        over = [t for t in self.trials if launches.ended(t)]
+        planned = self.cost.launches if self.cost else 0
+        return Report(
+            run_id=self.run,
+            stage=stage,
+            started_at=launches.rfc3339(self.started_at),
+            reason=reason,
+            message=message,
+            plan=self.cost,
+            progress={"launchesDone": len(over), "launchesPlanned": max(planned, len(over))},
+            arms=arm_summary(self.trials),
+            gates=self.answers,
+            recommendation=judgement.recommendation if judgement else None,
+            superseded=_superseded(self.observed, self.run, self.now),
+            **more,
+        )
+
+
+def _merge(before: Sequence[Gate], after: Sequence[Gate]) -> list[Gate]:
+    """Answer each gate once; what the running arms say replaces what was unknown before."""
+    answered = {gate.gate for gate in after}
+    return [gate for gate in before if gate.gate not in answered] + list(after)
+
+
+def _record(trial: TrialFacts) -> LaunchRecord:
+    return LaunchRecord(
+        arm=trial.spec.arm,
+        launch=trial.spec.launch,
+        round=trial.spec.round,
+        position=trial.spec.position,
+        attempt=trial.spec.attempt,
+        over=launches.ended(trial),
+        void=trial.status.void,
+        failed=trial.status.failed,
+    )
+
+
+def as_launch(trial: TrialFacts) -> Launch:
+    """Return a trial as evidence."""
+    return Launch(
+        arm=trial.spec.arm,
+        launch=trial.spec.launch,
+        round=trial.spec.round,
+        position=trial.spec.position,
+        schedule=trial.spec.schedule,
+        started_at=trial.status.started_at,
+        receipt=trial.status.receipt,
+        cells=trial.status.cells,
+        void=trial.status.void,
+        failed=trial.status.failed,
+    )
+
+
+def arm_summary(trials: Sequence[TrialFacts]) -> list[dict[str, Any]]:
+    """Return by arm: launches, cells, and mean goodput (requests/s) by load point with counts."""
+    summary: list[dict[str, Any]] = []
+    for arm in dict.fromkeys(t.spec.arm for t in trials):
+        own = [t for t in trials if t.spec.arm == arm]
+        counted = [c for t in own for c in t.status.cells if c.void is None and c.good is not None]
+        points = sorted({c.profile.concurrency for c in counted if c.profile.concurrency})
+        goodput = []
+        for point in points:
+            values = [
+                (c.good or 0) / c.window_seconds
+                for c in counted
+                if c.profile.concurrency == point and c.profile.kind == "hold"
+            ]
+            if values:
+                mean = round(sum(values) / len(values), 4)
+                goodput.append({"at": point, "perSecond": mean, "windows": len(values)})
+        entry: dict[str, Any] = {
+            "arm": arm,
+            "launches": sum(1 for t in own if launches.ended(t) and not t.status.void),
+            "cells": len(counted),
+            "goodput": goodput,
+        }
+        faults = [t.status.failed or t.status.void for t in own if t.status.failed or t.status.void]
+        if faults:
+            entry["faults"] = faults[-3:]
+        summary.append(entry)
+    return summary
+
+
+def trial_name(schedule: str, run: str, arm: str, launch: int) -> str:
+    """Return the derived name of a SpecTrial: at most 52 characters, so that a Job's pods fit."""
+    name = f"{schedule}-{run}-{arm}-{launch}"
+    if len(name) <= 52:
+        return name
+    return f"{name[:43].rstrip('-')}-{digest_of(name)[:8]}"
+
+
+def _unix(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

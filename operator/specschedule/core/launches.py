@@ -1,0 +1,263 @@
+"""The next step of one launch: from a planned trial to recorded evidence, or to why there is none.
+
+A launch is a pod and its load job. What happened is recorded in the trial before anything is
+deleted, so a process killed between two steps goes on where it was.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from specschedule.core.evidence import Cell
+from specschedule.core.observed import (
+    Action,
+    MetricsFacts,
+    PodFacts,
+    RecordTrial,
+    StartLaunch,
+    StartVisit,
+    StopLaunch,
+    StopVisit,
+    TrialFacts,
+    TrialStatus,
+    VisitFacts,
+)
+from specschedule.core.values import Value
+from specschedule.core.visit import CellClosed, VisitEnded, VisitFailed
+
+NOT_THE_ARMS_FAULT = ("Preempted", "Evicted", "NodeLost", "Deleted")
+"""Ends of a pod that void its launch; every other end is a failure of its arm."""
+
+IMAGE_PULL_PATIENCE_S = 120.0
+"""A registry may hiccup; an image that cannot be pulled for this long is missing."""
+
+BOOT_PATIENCE_S = 1800.0
+"""A server that is not Ready this long after its container started never will be; large models
+take tens of minutes."""
+
+MAX_VISITS = 3
+"""Load jobs per launch: a lost log or a missed scrape means that the visit is done again."""
+
+
+class Step(Value):
+    """What to do for a launch, and what it waits for."""
+
+    actions: list[Action] = []
+    """In order."""
+    waiting: str
+    """Reason constant of what it waits for."""
+    message: str
+    """The same for people, in the cluster's own words where there are some."""
+    held: bool = False
+    """Whether it is stopped by something outside the experiment."""
+
+
+def rfc3339(unix: float) -> str:
+    """Write Unix seconds as RFC 3339 in UTC."""
+    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def ended(trial: TrialFacts) -> bool:
+    """Say whether the launch is over and recorded."""
+    return trial.status.ended_at is not None
+
+
+def next_step(trial: TrialFacts, metrics: MetricsFacts, *, gpus: int, now: float) -> Step:
+    """Return the next step of a launch that is not over."""
+    pod = trial.pod
+    if pod is None:
+        if trial.status.started_at is not None:
+            return _over(trial, now, gpus, void=f"{trial.spec.arm}: its pod was deleted")
+        if not metrics.available:
+            return _held_by_metrics(metrics)
+        return Step(
+            actions=[StartLaunch(trial=trial.name)],
+            waiting="Launching",
+            message=f"launching {trial.spec.arm}",
+        )
+    if pod.phase == "Ended":
+        return _pod_ended(trial, pod, now, gpus)
+    if trial.status.started_at is None:
+        started = trial.status.model_copy(update={"started_at": rfc3339(pod.created_at)})
+        return Step(
+            actions=[RecordTrial(trial=trial.name, status=started)],
+            waiting="Launching",
+            message=f"launching {trial.spec.arm}",
+        )
+    if pod.phase == "Pending":
+        return _pending(trial, pod, now, gpus)
+    if trial.visit is not None:
+        return _visiting(trial, pod, trial.visit, metrics, now, gpus)
+    if pod.phase != "Ready" or pod.url is None:
+        if now - pod.created_at > BOOT_PATIENCE_S:
+            return _over(trial, now, gpus, failed=f"not Ready after {BOOT_PATIENCE_S:.0f} s")
+        return Step(waiting="Booting", message=f"{trial.spec.arm} boots: {pod.message}")
+    if not metrics.available:
+        return _held_by_metrics(metrics)
+    return _visit(trial, pod)
+
+
+def _pod_ended(trial: TrialFacts, pod: PodFacts, now: float, gpus: int) -> Step:
+    reason = pod.reason or "Exited"
+    if reason in NOT_THE_ARMS_FAULT:
+        return _over(trial, now, gpus, void=f"{reason}: {pod.message}")
+    stage = "under load" if trial.status.ready_at or pod.ready_at else "at start-up"
+    return _over(trial, now, gpus, failed=f"{reason} {stage}: {pod.message}")
+
+
+def _pending(trial: TrialFacts, pod: PodFacts, now: float, gpus: int) -> Step:
+    if pod.reason == "ImagePull" and now - pod.created_at > IMAGE_PULL_PATIENCE_S:
+        return _over(trial, now, gpus, failed=f"ImagePull: {pod.message}")
+    return Step(
+        waiting=pod.reason or "Scheduling",
+        message=f"{trial.spec.arm} waits: {pod.message}",
+        held=pod.reason is not None,
+    )
+
+
+def _visit(trial: TrialFacts, pod: PodFacts) -> Step:
+    number = trial.status.visits + 1
+    assert pod.url is not None
+    visit = trial.spec.visit.model_copy(update={"url": pod.url, "visit": number})
+    update = {"visits": number, "ready_at": rfc3339(pod.ready_at or pod.created_at)}
+    if pod.receipt.plain():
+        update["receipt"] = pod.receipt
+    status = trial.status.model_copy(update=update)
+    return Step(
+        actions=[
+            RecordTrial(trial=trial.name, status=status),
+            StartVisit(trial=trial.name, visit=visit),
+        ],
+        waiting="Measuring",
+        message=f"measuring {trial.spec.arm}",
+    )
+
+
+def _visiting(
+    trial: TrialFacts,
+    pod: PodFacts,
+    visit: VisitFacts,
+    metrics: MetricsFacts,
+    now: float,
+    gpus: int,
+) -> Step:
+    cells = [event.cell for event in visit.events if isinstance(event, CellClosed)]
+    failure = next((e for e in visit.events if isinstance(e, VisitFailed)), None)
+    finished = next((e for e in visit.events if isinstance(e, VisitEnded)), None)
+    if failure is None and finished is None and visit.phase == "Running":
+        return _running(trial, cells)
+    if finished is None:
+        cause = f"{failure.reason}: {failure.message}" if failure else visit.message
+        return _again(trial, pod, cause, now, gpus)
+    if trial.scraped is None:
+        return _held_by_metrics(metrics)
+    return _over(trial, now, gpus, cells=cells, check=check_counts(cells, trial.scraped))
+
+
+def _running(trial: TrialFacts, cells: list[Cell]) -> Step:
+    message = f"measuring {trial.spec.arm}: {len(cells)} of {len(trial.spec.visit.windows)} cells"
+    if len(cells) == len(trial.status.cells):
+        return Step(waiting="Measuring", message=message)
+    status = trial.status.model_copy(update={"cells": cells})
+    return Step(
+        actions=[RecordTrial(trial=trial.name, status=status)],
+        waiting="Measuring",
+        message=message,
+    )
+
+
+def _again(trial: TrialFacts, pod: PodFacts, cause: str, now: float, gpus: int) -> Step:
+    """Repeat the visit; blame the arm only when its server answers no more."""
+    if trial.status.visits < MAX_VISITS:
+        status = trial.status.model_copy(update={"cells": []})
+        return Step(
+            actions=[
+                RecordTrial(trial=trial.name, status=status),
+                StopVisit(trial=trial.name),
+            ],
+            waiting="VisitAgain",
+            message=f"{trial.spec.arm}: visit {trial.status.visits} failed ({cause}); once more",
+        )
+    if cause.startswith(("ServerUnreachable", "Stalled")):
+        return _over(trial, now, gpus, failed=cause)
+    return _over(trial, now, gpus, void=f"{MAX_VISITS} visits failed: {cause}")
+
+
+def _over(
+    trial: TrialFacts,
+    now: float,
+    gpus: int,
+    *,
+    void: str | None = None,
+    failed: str | None = None,
+    cells: list[Cell] | None = None,
+    check: str | None = None,
+) -> Step:
+    """Record the end; samples taken before a death are discarded."""
+    created = trial.pod.created_at if trial.pod else now
+    receipt = trial.status.receipt
+    if trial.pod and trial.pod.receipt.plain():
+        receipt = trial.pod.receipt
+    status: TrialStatus = trial.status.model_copy(
+        update={
+            "ended_at": rfc3339(now),
+            "gpu_seconds": round(gpus * (now - created), 1),
+            "receipt": receipt,
+            "cells": cells or [],
+            "void": void,
+            "failed": failed,
+            "check": check,
+        }
+    )
+    return Step(
+        actions=[RecordTrial(trial=trial.name, status=status), *clear(trial)],
+        waiting="Recording",
+        message=f"{trial.spec.arm}: " + (void or failed or f"{len(cells or [])} cells recorded"),
+    )
+
+
+def clear(trial: TrialFacts) -> list[Action]:
+    """Return what takes a launch's load job and pod away."""
+    actions: list[Action] = []
+    if trial.visit is not None:
+        actions.append(StopVisit(trial=trial.name))
+    if trial.pod is not None:
+        actions.append(StopLaunch(trial=trial.name))
+    return actions
+
+
+def _held_by_metrics(metrics: MetricsFacts) -> Step:
+    return Step(
+        waiting="MetricsUnavailable",
+        message=f"Prometheus at {metrics.url} cannot be asked: {metrics.message}",
+        held=True,
+    )
+
+
+AGREES = "Agrees"
+
+
+def check_counts(cells: list[Cell], scraped: Mapping[str, Mapping[str, float]]) -> str:
+    """Compare each counted cell's record with the counters that Prometheus has of it.
+
+    Args:
+        cells: Records of the load process.
+        scraped: Requests by cell and outcome (good, slow, failed).
+
+    Returns:
+        ``Agrees``, or which cell disagrees and how.
+    """
+    for cell in cells:
+        if cell.void is not None:
+            continue
+        counted = scraped.get(cell.cell)
+        if counted is None:
+            return f"cell {cell.cell}: Prometheus has no counters of it"
+        good = cell.good or 0
+        record = {"good": good, "slow": cell.completed - good, "failed": cell.failed}
+        for outcome, requests in record.items():
+            if counted.get(outcome) != requests:
+                return (
+                    f"cell {cell.cell}: the record has {requests} {outcome} requests, "
+                    f"Prometheus {counted.get(outcome, 'none')}"
+                )
+    return AGREES

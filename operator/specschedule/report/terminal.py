@@ -1,0 +1,74 @@
+"""A run in the terminal: one screen of text from a SpecSchedule's status.
+
+Pure: status and the time go in, lines come out.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+
+def render(status: Mapping[str, Any], now: float) -> list[str]:
+    """Return the lines that show where a run is.
+
+    Args:
+        status: ``.status`` of a SpecSchedule, possibly still empty.
+        now: Unix seconds, for the time left.
+    """
+    if not status:
+        return ["no status yet: is the operator running?"]
+    lines = [_headline(status, now)]
+    message = status.get("message")
+    if message:
+        lines.append(f"  {message}")
+    arms = status.get("arms") or []
+    if arms:
+        lines.extend(_table(arms))
+    return lines
+
+
+def _headline(status: Mapping[str, Any], now: float) -> str:
+    outcome = status.get("outcome")
+    reason = status.get("reason", "")
+    if outcome:
+        return f"{outcome} ({reason})"
+    parts = [f"{status.get('stage', '?')}: {reason}"]
+    progress = status.get("progress") or {}
+    if progress.get("launchesPlanned"):
+        parts.append(f"{progress['launchesDone']} of {progress['launchesPlanned']} launches")
+    left = time_left(status, now)
+    if left is not None:
+        parts.append(f"about {max(1, round(left / 60))} min left")
+    return ", ".join(parts)
+
+
+def time_left(status: Mapping[str, Any], now: float) -> float | None:
+    """Return seconds to the end of the measuring, from the launches done so far or the plan."""
+    progress = status.get("progress") or {}
+    started = status.get("startedAt")
+    planned = progress.get("launchesPlanned", 0)
+    if not started or not planned:
+        return None
+    elapsed = now - datetime.fromisoformat(started).timestamp()
+    done = progress.get("launchesDone", 0)
+    if done:
+        return elapsed / done * (planned - done)
+    minutes = (status.get("plan") or {}).get("minutes")
+    return max(0.0, minutes * 60 - elapsed) if minutes else None
+
+
+def _table(arms: Sequence[Mapping[str, Any]]) -> list[str]:
+    points = sorted({g["at"] for arm in arms for g in arm.get("goodput") or []})
+    width = max(len(arm["arm"]) for arm in arms)
+    head = f"  {'arm':<{width}}  launches  cells"
+    head += "".join(f"  {f'good/s at {point}':>13}" for point in points)
+    lines = [head]
+    for arm in arms:
+        by_point = {g["at"]: g for g in arm.get("goodput") or []}
+        line = f"  {arm['arm']:<{width}}  {arm['launches']:>8}  {arm['cells']:>5}"
+        for point in points:
+            value = by_point.get(point)
+            line += f"  {value['perSecond']:>13.3f}" if value else f"  {'-':>13}"
+        lines.append(line)
+        lines.extend(f"  {'':<{width}}  ! {fault}" for fault in arm.get("faults") or [])
+    return lines

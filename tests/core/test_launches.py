@@ -1,0 +1,233 @@
+"""One launch: what is recorded, whose fault an end is, and what holds it up."""
+
+import pytest
+
+from specschedule.core import launches
+from specschedule.core.evidence import Cell
+from specschedule.core.launches import AGREES, check_counts, next_step
+from specschedule.core.observed import (
+    MetricsFacts,
+    PodFacts,
+    RecordTrial,
+    StartLaunch,
+    StartVisit,
+    StopLaunch,
+    StopVisit,
+    TrialFacts,
+    TrialSpec,
+    TrialStatus,
+    VisitFacts,
+)
+from specschedule.core.spec import Slo
+from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Window
+
+UP = MetricsFacts(url="http://p", available=True)
+DOWN = MetricsFacts(url="http://p", available=False, message="connection refused")
+NOW = 2000.0
+CELL = Cell.model_validate(
+    {
+        "cell": "r1-hold8",
+        "arm": "candidate-card",
+        "launch": 2,
+        "profile": {"kind": "hold", "concurrency": 8},
+        "windowSeconds": 10,
+        "offered": 22,
+        "completed": 21,
+        "failed": 1,
+        "good": 20,
+    }
+)
+COUNTED = {"r1-hold8": {"good": 20.0, "slow": 1.0, "failed": 1.0}}
+
+
+def trial(pod=None, visit=None, scraped=None, **status):
+    return TrialFacts(
+        name="chat-1",
+        spec=TrialSpec(
+            run_id="run1",
+            arm="candidate-card",
+            launch=2,
+            round=1,
+            position=2,
+            visit=Visit(
+                run="run1",
+                arm="candidate-card",
+                launch=2,
+                round=1,
+                url="http://pending",
+                windows=[Window(cell="r1-hold8", profile=CELL.profile)],
+                slo=Slo(ttft=0.5),
+            ),
+            template_hash="t",
+            bar_digest="b",
+        ),
+        status=TrialStatus(**status),
+        pod=pod,
+        visit=visit,
+        scraped=scraped,
+    )
+
+
+def pod(phase="Ready", **more):
+    facts = {"phase": phase, "created_at": 1000.0, "url": "http://10.0.0.9:8000", **more}
+    return PodFacts(**facts)
+
+
+def visit(phase="Running", events=(), message=""):
+    return VisitFacts(phase=phase, created_at=1500.0, events=list(events), message=message)
+
+
+def step(of, metrics=UP, now=NOW):
+    return next_step(of, metrics, gpus=2, now=now)
+
+
+STARTED = "1970-01-01T00:16:40Z"
+
+
+def test_a_planned_trial_gets_its_pod_only_when_prometheus_answers():
+    assert step(trial()).actions == [StartLaunch(trial="chat-1")]
+    held = step(trial(), DOWN)
+    assert (held.actions, held.held, held.waiting) == ([], True, "MetricsUnavailable")
+    assert "connection refused" in held.message
+
+
+def test_the_start_is_recorded_so_that_a_pod_deleted_later_is_known_to_have_existed():
+    recorded = step(trial(pod("Pending")))
+    (record,) = recorded.actions
+    assert isinstance(record, RecordTrial)
+    assert record.status.started_at == STARTED
+    gone = step(trial(None, started_at=STARTED))
+    assert gone.actions[0].status.void is not None
+
+
+def test_the_schedulers_words_are_passed_on_while_waiting():
+    waiting = step(
+        trial(
+            pod(
+                "Pending", reason="Unschedulable", message="0/1 nodes: Insufficient nvidia.com/gpu"
+            ),
+            started_at=STARTED,
+        )
+    )
+    assert (waiting.waiting, waiting.held, waiting.actions) == ("Unschedulable", True, [])
+    assert "Insufficient nvidia.com/gpu" in waiting.message
+
+
+def test_an_image_that_stays_unpullable_is_the_arms_failure():
+    seen = pod("Pending", reason="ImagePull", message='image "x:y" not found')
+    soon = step(trial(seen, started_at=STARTED), now=1000.0 + 60)
+    assert soon.actions == []
+    late = step(trial(seen, started_at=STARTED), now=1000.0 + 121)
+    assert late.actions[0].status.failed == 'ImagePull: image "x:y" not found'
+    assert late.actions[1] == StopLaunch(trial="chat-1")
+
+
+def test_a_ready_pod_is_visited_at_its_own_address_and_the_visit_is_counted_first():
+    record, start = step(trial(pod(ready_at=1400.0), started_at=STARTED)).actions
+    assert record.status.visits == 1
+    assert isinstance(start, StartVisit)
+    assert (start.visit.url, start.visit.visit) == ("http://10.0.0.9:8000", 1)
+
+
+@pytest.mark.parametrize(
+    ("reason", "void"),
+    [
+        ("Preempted", True),
+        ("Evicted", True),
+        ("NodeLost", True),
+        ("Deleted", True),
+        ("Exited", False),
+        ("OutOfMemory", False),
+    ],
+)
+def test_who_is_to_blame_for_a_pods_end(reason, void):
+    ended = step(trial(pod("Ended", reason=reason, message="last words"), started_at=STARTED))
+    status = ended.actions[0].status
+    assert (status.void is not None, status.failed is not None) == (void, not void)
+    assert "last words" in (status.void or status.failed)
+    assert status.ended_at is not None
+
+
+def test_samples_taken_before_a_death_under_load_are_discarded():
+    dead = trial(
+        pod("Ended", reason="Exited", message="RuntimeError: size 5 vs 7", ready_at=1400.0),
+        visit("Running", [CellClosed(cell=CELL)]),
+        started_at=STARTED,
+        cells=[CELL],
+    )
+    record, stop_visit, stop_launch = step(dead).actions
+    assert record.status.cells == []
+    assert "under load" in record.status.failed
+    assert (stop_visit, stop_launch) == (
+        StopVisit(trial="chat-1"),
+        StopLaunch(trial="chat-1"),
+    )
+
+
+def test_cells_are_recorded_as_they_close_and_only_when_there_are_new_ones():
+    running = visit("Running", [CellClosed(cell=CELL)])
+    first = step(trial(pod(), running, started_at=STARTED, visits=1))
+    assert first.actions[0].status.cells == [CELL]
+    again = step(trial(pod(), running, started_at=STARTED, visits=1, cells=[CELL]))
+    assert again.actions == []
+
+
+def test_an_ended_visit_is_recorded_before_anything_is_deleted():
+    ended = visit("Succeeded", [CellClosed(cell=CELL), VisitEnded(scraped_at=[1.0])])
+    record, *deletes = step(trial(pod(), ended, COUNTED, started_at=STARTED, visits=1)).actions
+    assert record.status.check == AGREES
+    assert record.status.cells == [CELL]
+    assert record.status.gpu_seconds == 2 * 1000.0
+    assert deletes == [StopVisit(trial="chat-1"), StopLaunch(trial="chat-1")]
+
+
+def test_without_prometheus_an_ended_visit_waits_with_its_pods_kept():
+    ended = visit("Succeeded", [CellClosed(cell=CELL), VisitEnded()])
+    held = step(trial(pod(), ended, None, started_at=STARTED, visits=1), DOWN)
+    assert (held.actions, held.held) == ([], True)
+
+
+def test_a_lost_log_means_the_visit_is_done_again_and_no_cell_of_it_survives():
+    lost = visit("Failed", message="log lost")
+    record, stop = step(trial(pod(), lost, started_at=STARTED, visits=1, cells=[CELL])).actions
+    assert record.status.cells == []
+    assert stop == StopVisit(trial="chat-1")
+
+
+def test_after_three_visits_a_silent_server_is_blamed_and_a_missed_scrape_is_not():
+    silent = visit("Failed", [VisitFailed(reason="Stalled", message="no token for 60 s")])
+    blamed = step(trial(pod(), silent, started_at=STARTED, visits=3))
+    assert blamed.actions[0].status.failed == "Stalled: no token for 60 s"
+    unseen = visit("Failed", [VisitFailed(reason="NotScraped", message="nobody scraped :9100")])
+    excused = step(trial(pod(), unseen, started_at=STARTED, visits=3))
+    assert excused.actions[0].status.failed is None
+    assert "NotScraped" in excused.actions[0].status.void
+
+
+COUNTS = {
+    "equal counters agree": (COUNTED, AGREES),
+    "a cell that Prometheus never saw": ({}, "cell r1-hold8: Prometheus has no counters of it"),
+    "one good request more": (
+        {"r1-hold8": {"good": 21.0, "slow": 1.0, "failed": 1.0}},
+        "cell r1-hold8: the record has 20 good requests, Prometheus 21.0",
+    ),
+    "an outcome missing": (
+        {"r1-hold8": {"good": 20.0, "slow": 1.0}},
+        "cell r1-hold8: the record has 1 failed requests, Prometheus none",
+    ),
+}
+
+
+@pytest.mark.parametrize("claim", COUNTS)
+def test_counters_and_records(claim):
+    scraped, want = COUNTS[claim]
+    assert check_counts([CELL], scraped) == want
+
+
+def test_a_void_cell_needs_no_counters():
+    void = CELL.model_copy(update={"void": "send lag"})
+    assert check_counts([void], {}) == AGREES
+
+
+def test_times_are_written_in_utc():
+    assert launches.rfc3339(1000.0) == STARTED
