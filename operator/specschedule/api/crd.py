@@ -5,7 +5,7 @@ chart's templates, because Helm never upgrades what lies in a chart's own ``crds
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,12 +52,12 @@ _AGE = _column("Age", ".metadata.creationTimestamp", "Time since creation.", typ
 def kinds() -> list[Kind]:
     """Return both kinds with their schemas and rules."""
     spec = structural(Spec, defaults=True)
-    attach(spec, {path: {"x-kubernetes-validations": r} for path, r in rules.SPEC_RULES.items()})
+    add_rules(spec, rules.SPEC_RULES)
     attach(spec, rules.SPEC_LISTS)
     status = structural(Status, defaults=False)
     attach(status, rules.STATUS_LISTS)
     trial = structural(TrialSpec, defaults=False)
-    attach(trial, {path: {"x-kubernetes-validations": r} for path, r in rules.TRIAL_RULES.items()})
+    add_rules(trial, rules.TRIAL_RULES)
     return [
         Kind(
             SpecSchedule,
@@ -100,17 +100,30 @@ def kinds() -> list[Kind]:
     ]
 
 
-def attach(schema: dict[str, Any], additions: Mapping[rules.Path, Mapping[str, Any]]) -> None:
+def attach(schema: dict[str, Any], keywords: Mapping[rules.Path, Mapping[str, Any]]) -> None:
     """Add keywords to the places of a schema that the paths name.
 
     Raises:
         KeyError: A path names a field that the type does not have.
     """
-    for path, keywords in additions.items():
-        place = schema
-        for step in path:
-            place = place["items"] if step == "[]" else place["properties"][step]
-        place.update(keywords)
+    for path, added in keywords.items():
+        _place(schema, path).update(added)
+
+
+def add_rules(schema: dict[str, Any], additions: Mapping[rules.Path, Sequence[rules.Rule]]) -> None:
+    """Add CEL rules to the places that the paths name, after those already there.
+
+    Raises:
+        KeyError: A path names a field that the type does not have.
+    """
+    for path, added in additions.items():
+        _place(schema, path).setdefault("x-kubernetes-validations", []).extend(added)
+
+
+def _place(schema: dict[str, Any], path: rules.Path) -> dict[str, Any]:
+    for step in path:
+        schema = schema["items"] if step == "[]" else schema["properties"][step]
+    return schema
 
 
 def definition(kind: Kind) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from specschedule.core.values import DURATION_PATTERN, SHARE_PATTERN
+
 _KEPT = (
     "type",
     "description",
@@ -26,6 +28,11 @@ _KEPT = (
 )
 _DROPPED = {"title", "default", "additionalProperties", "properties", "items"}
 _ANYTHING = {"x-kubernetes-preserve-unknown-fields": True}
+_WRITTEN_AS = {
+    DURATION_PATTERN: "write a duration as 500ms, 30s, 10m or 2h",
+    SHARE_PATTERN: "write a share as 15%",
+}
+_QUANTITY_LENGTH = 32
 
 
 class NotStructural(TypeError):
@@ -69,6 +76,14 @@ def _translate(
         if exclusive in schema:
             # JSON schema gives the bound itself here; Kubernetes a flag beside the bound.
             out |= {bound: schema[exclusive], exclusive: True}
+
+    if out.get("pattern") in _WRITTEN_AS:
+        # A rule instead of the pattern: it answers with words, not with the pattern. The length
+        # bounds what the rule may cost.
+        pattern = out.pop("pattern")
+        rule = f"self.matches(r'{pattern}')"
+        out["maxLength"] = _QUANTITY_LENGTH
+        out["x-kubernetes-validations"] = [{"rule": rule, "message": _WRITTEN_AS[pattern]}]
 
     if "properties" in schema:
         out["properties"] = {

@@ -9,13 +9,22 @@ import json
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from specschedule.core.values import Duration, Share, Value
 
+
+def _above_zero(seconds: float) -> float:
+    if seconds <= 0:
+        raise ValueError("must be longer than 0")
+    return seconds
+
+
+Limit = Annotated[Duration, AfterValidator(_above_zero)]
+"""A duration that is a limit; zero would refuse everything."""
 Row = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=5)]
-Rows = Annotated[list[Row], Field(min_length=1, max_length=64)]
-"""At most 64 rows: the API server compares each with each, within its budget for rules."""
+Rows = Annotated[list[Row], Field(min_length=1, max_length=128)]
+"""At most 128 rows: the API server compares each with each, within its budget for rules."""
 Points = Annotated[list[int], Field(min_length=1, max_length=16)]
 
 BASE_ARMS = ("incumbent", "twin", "none", "zero", "adaptive")
@@ -79,11 +88,11 @@ class Target(Value):
 class Slo(Value):
     """A request is good when it meets every limit given here."""
 
-    ttft: Duration | None = None
+    ttft: Limit | None = None
     """Longest time to first token of a good request, such as 500ms."""
-    tpot: Duration | None = None
+    tpot: Limit | None = None
     """Longest time per output token after the first of a good request, such as 40ms."""
-    e2e: Annotated[Duration | None, Field(alias="e2e")] = None
+    e2e: Annotated[Limit | None, Field(alias="e2e")] = None
     """Longest whole duration of a good request, such as 10s."""
 
     @model_validator(mode="after")
@@ -164,7 +173,7 @@ class Load(Value):
     """Which OpenAI endpoint to send to."""
     api_key_secret_ref: SecretKeyReference | None = None
     """API key of the server, where it wants one."""
-    max_send_lag: Duration = 0.005
+    max_send_lag: Limit = 0.005
     """A window whose sends lag more than this at the 99th percentile is void."""
 
 
@@ -241,7 +250,7 @@ class Experiment(Value):
     hardware, else the arms disturb each other."""
     budget: Budget = Budget()
     """What the run may cost."""
-    deadline: Duration = 8 * 3600.0
+    deadline: Limit = 8 * 3600.0
     """The run ends Inconclusive when it is not decided this long after its start."""
 
 
@@ -269,7 +278,7 @@ class Policy(Value):
 class Rollout(Value):
     """How a better candidate reaches the target."""
 
-    deadline: Duration = 600.0
+    deadline: Limit = 600.0
     """When the target is not rolled out this long after the change, the change is taken back."""
 
 
