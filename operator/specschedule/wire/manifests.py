@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specschedule.api.v1alpha1 import GROUP
 from specschedule.core.observed import TrialSpec
 from specschedule.core.spec import SecretKeyReference
 from specschedule.core.visit import Visit
@@ -31,7 +32,7 @@ _ENROLLING = (
     "consul.hashicorp.com/",
     "dapr.io/",
     "kuma.io/",
-    f"{names.GROUP}/",
+    f"{GROUP}/",
 )
 """Prefixes of template annotations that enrol a pod with others, or keep their books."""
 
@@ -61,8 +62,14 @@ def spec_trial(schedule: Mapping[str, Any], name: str, spec: TrialSpec) -> dict[
         "metadata": {
             "name": name,
             "namespace": schedule["metadata"]["namespace"],
-            "labels": _labels(schedule["metadata"]["uid"], spec),
-            "annotations": {names.SCHEDULE: schedule["metadata"]["name"]},
+            "labels": {
+                names.MANAGED_BY: names.MANAGER,
+                names.SCHEDULE: names.fitted(schedule["metadata"]["name"]),
+                names.OWNER_UID: schedule["metadata"]["uid"],
+                names.RUN: spec.run_id,
+                names.ARM: spec.arm,
+                names.LAUNCH: str(spec.launch),
+            },
             "ownerReferences": [names.owner_reference(schedule)],
         },
         "spec": spec.plain(),
@@ -72,7 +79,6 @@ def spec_trial(schedule: Mapping[str, Any], name: str, spec: TrialSpec) -> dict[
 def trial_pod(
     deployment: Mapping[str, Any],
     trial: Mapping[str, Any],
-    spec: TrialSpec,
     *,
     container: str,
     port: int,
@@ -85,7 +91,6 @@ def trial_pod(
     Args:
         deployment: The serving Deployment.
         trial: The SpecTrial as stored.
-        spec: Its spec.
         container: Name of the vLLM container.
         port: Port of its OpenAI API.
         arguments: Field (``args`` or ``command``) and whole list to launch with; None keeps the
@@ -121,7 +126,6 @@ def trial_pod(
         **{k: v for k, v in template_annotations.items() if not k.startswith(_ENROLLING)},
         **_NOT_IN_MESH,
         **_scraped(port),
-        names.SCHEDULE: trial["metadata"]["annotations"][names.SCHEDULE],
         names.CONTAINER: container,
         names.PORT: str(port),
     }
@@ -130,14 +134,13 @@ def trial_pod(
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": _child_metadata(trial, trial["metadata"]["name"], spec, "trial", annotations),
+        "metadata": _child_metadata(trial, trial["metadata"]["name"], "trial", annotations),
         "spec": pod,
     }
 
 
 def visit_job(
     trial: Mapping[str, Any],
-    spec: TrialSpec,
     visit: Visit,
     *,
     image: str,
@@ -151,7 +154,6 @@ def visit_job(
 
     Args:
         trial: The SpecTrial as stored.
-        spec: Its spec.
         visit: What the load process does, with the address of the server.
         image: Image of the load process.
         pull_policy: Its imagePullPolicy.
@@ -208,9 +210,8 @@ def visit_job(
     }
     if priority_class:
         pod["priorityClassName"] = priority_class
-    annotations = {names.SCHEDULE: trial["metadata"]["annotations"][names.SCHEDULE]}
     name = names.job_name(trial["metadata"]["name"], visit.visit)
-    metadata = _child_metadata(trial, name, spec, "load", annotations)
+    metadata = _child_metadata(trial, name, "load", {})
     metadata["labels"][names.VISIT] = str(visit.visit)
     return {
         "apiVersion": "batch/v1",
@@ -224,7 +225,7 @@ def visit_job(
             "template": {
                 "metadata": {
                     "labels": dict(metadata["labels"]),
-                    "annotations": {**annotations, **_NOT_IN_MESH, **_scraped(LOAD_PORT)},
+                    "annotations": {**_NOT_IN_MESH, **_scraped(LOAD_PORT)},
                 },
                 "spec": pod,
             },
@@ -232,29 +233,14 @@ def visit_job(
     }
 
 
-def _labels(schedule_uid: str, spec: TrialSpec) -> dict[str, str]:
-    return {
-        names.MANAGED_BY: names.MANAGER,
-        names.OWNER_UID: schedule_uid,
-        names.RUN: spec.run_id,
-        names.ARM: spec.arm,
-        names.LAUNCH: str(spec.launch),
-    }
-
-
 def _child_metadata(
-    trial: Mapping[str, Any],
-    name: str,
-    spec: TrialSpec,
-    role: str,
-    annotations: Mapping[str, str],
+    trial: Mapping[str, Any], name: str, role: str, annotations: Mapping[str, str]
 ) -> dict[str, Any]:
-    uid = trial["metadata"]["labels"][names.OWNER_UID]
     return {
         "name": name,
         "namespace": trial["metadata"]["namespace"],
         "labels": {
-            **_labels(uid, spec),
+            **names.own(trial["metadata"]["labels"]),
             names.TRIAL: names.fitted(trial["metadata"]["name"]),
             names.ROLE: role,
         },

@@ -8,12 +8,14 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-GROUP = "specschedule.dev"
-VERSION = "v1alpha1"
+from specschedule.api.v1alpha1 import GROUP, VERSION
+
 API_VERSION = f"{GROUP}/{VERSION}"
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGER = "specschedule"
+SCHEDULE = f"{GROUP}/schedule"
+"""Label: name of the SpecSchedule; events of children find their way by it."""
 OWNER_UID = f"{GROUP}/schedule-uid"
 """Label: UID of the SpecSchedule; children are listed by it."""
 RUN = f"{GROUP}/run"
@@ -24,8 +26,6 @@ VISIT = f"{GROUP}/visit"
 ROLE = f"{GROUP}/role"
 """Label: trial for servers under test, load for load jobs."""
 
-SCHEDULE = f"{GROUP}/schedule"
-"""Annotation: name of the SpecSchedule, which may be longer than a label's value."""
 CONTAINER = f"{GROUP}/container"
 """Annotation of trial pods: name of the vLLM container."""
 PORT = f"{GROUP}/port"
@@ -55,6 +55,11 @@ def fitted(*parts: str) -> str:
 def job_name(trial: str, visit: int) -> str:
     """Return the name of a visit's Job."""
     return fitted(trial, f"v{visit}")
+
+
+def own(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels that are ours; others may have put more on an object of ours."""
+    return {k: v for k, v in labels.items() if k == MANAGED_BY or k.startswith(f"{GROUP}/")}
 
 
 def owner_reference(parent: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """PromQL that the operator asks. Names of the load process's own series live here only."""
 
+ANSWERS = "vector(1)"
+"""The cheapest query that goes through the whole engine."""
+
 REQUESTS = "specschedule_requests_total"
 """Counter of the load process: requests by run, arm, launch, visit, cell and outcome."""
 

@@ -1,0 +1,1 @@
+"""The only network and process I/O: ports of the experiment made real."""

@@ -1,0 +1,421 @@
+"""Gathers the facts of one SpecSchedule: one list per kind, whatever the number of launches."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from specschedule.adapters import engine
+from specschedule.adapters.kubernetes.api import Api, Object
+from specschedule.adapters.kubernetes.capacity import Capacity, pod_gpus
+from specschedule.core.evidence import Receipt
+from specschedule.core.observed import (
+    Observed,
+    PodFacts,
+    ScheduleFacts,
+    TargetFacts,
+    TrialFacts,
+    TrialSpec,
+    TrialStatus,
+    Unreadable,
+    VisitFacts,
+)
+from specschedule.core.spec import Spec
+from specschedule.core.visit import VisitEnded
+from specschedule.ports import Key, Metrics, Unavailable
+from specschedule.vllm_facts.receipt import read_receipt
+from specschedule.vllm_facts.target import target_facts
+from specschedule.wire import jobs, names, pods
+
+_LOG_HEAD_BYTES = 1 << 20
+_LAST_LINES = 40
+_RECEIPTS_KEPT = 256
+"""A receipt is kept only until it is recorded; a lost one is read again."""
+_GPU_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "gpu.intel.com/product")
+_DRIVER_LABELS = ("nvidia.com/cuda.driver-version.full", "amd.com/gpu.driver-version")
+
+
+class Observer:
+    """Reads; it never writes to the cluster."""
+
+    def __init__(
+        self,
+        api: Api,
+        metrics: Metrics,
+        *,
+        prometheus_url: str | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """Make an observer.
+
+        Args:
+            api: The Kubernetes API.
+            metrics: Prometheus.
+            prometheus_url: Server for objects that name none.
+            clock: Unix seconds.
+        """
+        self._api = api
+        self._metrics = metrics
+        self._prometheus_url = prometheus_url
+        self._clock = clock
+        self._capacity = Capacity(api)
+        self._receipts: dict[str, Receipt] = {}
+
+    def observe(self, key: Key) -> Observed | None:
+        """Gather the facts; None when the SpecSchedule is gone."""
+        schedules = self._api.list("specschedules", key.namespace)
+        mine = next((each for each in schedules if each["metadata"]["name"] == key.name), None)
+        if mine is None:
+            return None
+        schedule = schedule_facts(mine)
+        spec = schedule.spec if isinstance(schedule.spec, Spec) else None
+        url = spec.prometheus.url if spec and spec.prometheus else self._prometheus_url
+        return Observed(
+            schedule=schedule,
+            target=self.target(mine),
+            trials=self._trials(key.namespace, schedule.uid, url),
+            metrics=self._metrics.check(url),
+            prompts=self._prompts(key.namespace, spec) if spec else None,
+            other_run=_earlier(schedules, mine),
+        )
+
+    def target(self, schedule: Object) -> TargetFacts | Unreadable:
+        """Read the serving workload of a SpecSchedule."""
+        namespace, name = schedule["metadata"]["namespace"], target_name(schedule)
+        deployment = self._api.get("deployments", namespace, name) if name else None
+        if deployment is None:
+            return Unreadable(
+                reason="TargetNotFound",
+                message=f"Deployment {namespace}/{name} does not exist: spec.target.name must "
+                "name a Deployment in the namespace of this object",
+            )
+        return self.deployment_facts(schedule, deployment, look_at_pods=True)
+
+    def deployment_facts(
+        self, schedule: Object, deployment: Object, *, look_at_pods: bool
+    ) -> TargetFacts:
+        """Read a Deployment as the target of a SpecSchedule.
+
+        Args:
+            schedule: The SpecSchedule, which may name the container.
+            deployment: The Deployment as read.
+            look_at_pods: Whether facts about running pods and free GPUs are wanted.
+        """
+        namespace = deployment["metadata"]["namespace"]
+        pod_spec = deployment["spec"]["template"]["spec"]
+        serving: list[Object] = []
+        free_gpus = None
+        if look_at_pods:
+            selector = _selector(deployment["spec"]["selector"])
+            serving = self._api.list("pods", namespace, labels=selector)
+            free_gpus = self._capacity.free_gpus() if pod_gpus(pod_spec) else None
+        return target_facts(
+            deployment,
+            pods=serving,
+            config_maps=self._config_maps(namespace, pod_spec),
+            free_gpus=free_gpus,
+            container=container_name(schedule),
+        )
+
+    def _config_maps(
+        self, namespace: str, pod_spec: Mapping[str, Any]
+    ) -> dict[str, Mapping[str, str]]:
+        """Read what a server's arguments may refer to: a config file or an environment source."""
+        found: dict[str, Mapping[str, str]] = {}
+        for name in sorted(_config_map_names(pod_spec)):
+            config_map = self._api.get("configmaps", namespace, name)
+            if config_map is not None:
+                found[name] = config_map.get("data") or {}
+        return found
+
+    def _prompts(self, namespace: str, spec: Spec) -> Unreadable | None:
+        if spec.load.prompts is None:
+            return None
+        name = spec.load.prompts.config_map
+        config_map = self._api.get("configmaps", namespace, name)
+        if config_map is None:
+            return Unreadable(
+                reason="PromptsNotFound",
+                message=f"ConfigMap {namespace}/{name} does not exist: create it with one key per "
+                "category of prompts, or leave spec.load.prompts out",
+            )
+        if not any(text.strip() for text in (config_map.get("data") or {}).values()):
+            return Unreadable(
+                reason="PromptsEmpty",
+                message=f"ConfigMap {namespace}/{name} holds no prompts: spec.load.prompts needs "
+                "one key per category, with one prompt per line",
+            )
+        return None
+
+    def _trials(self, namespace: str, uid: str, url: str | None) -> list[TrialFacts]:
+        labels = f"{names.OWNER_UID}={uid}"
+        trials = self._api.list("spectrials", namespace, labels=labels)
+        if not trials:
+            return []
+        pods_by_owner = _by_controller(self._api.list("pods", namespace, labels=labels))
+        jobs_by_owner = _by_controller(self._api.list("jobs", namespace, labels=labels))
+        facts = [
+            self._trial(trial, pods_by_owner, jobs_by_owner, url)
+            for trial in trials
+            if names.controlled_by(trial, uid)
+        ]
+        return sorted(facts, key=lambda each: (each.spec.launch, each.spec.attempt))
+
+    def _trial(
+        self,
+        trial: Object,
+        pods_by_owner: Mapping[str, list[Object]],
+        jobs_by_owner: Mapping[str, list[Object]],
+        url: str | None,
+    ) -> TrialFacts:
+        name, uid = trial["metadata"]["name"], trial["metadata"]["uid"]
+        try:
+            spec = TrialSpec.model_validate(trial["spec"])
+            status = TrialStatus.model_validate(trial.get("status") or {})
+        except ValidationError as error:
+            raise Unavailable(
+                f"SpecTrial {trial['metadata']['namespace']}/{name}: {first_fault(error)}; it was "
+                "written by another version or by hand: delete it"
+            ) from error
+        pod = next(iter(pods_by_owner.get(uid, [])), None)
+        visit = self._visit(jobs_by_owner.get(uid, []), pods_by_owner)
+        return TrialFacts(
+            name=name,
+            spec=spec,
+            status=status,
+            pod=self._pod(pod, status) if pod else _lost(status),
+            visit=visit,
+            scraped=self._scraped(spec, status, visit, url),
+        )
+
+    def _pod(self, pod: Object, status: TrialStatus) -> PodFacts:
+        container = pod["metadata"]["annotations"][names.CONTAINER]
+        over = status.ended_at is not None
+        last_line = None
+        if pods.server_ended(pod) and not over:
+            log = self._log(pod, container, tail_lines=_LAST_LINES)
+            last_line = last_error_line(log or "")
+        seen = pods.pod_facts(pod, was_ready=status.ready_at is not None, last_line=last_line)
+        if seen.phase == "Ready" and not over and status.receipt == Receipt():
+            receipt = self._receipt(pod, container)
+            seen = seen.model_copy(update={"receipt": receipt})
+        return seen
+
+    def _receipt(self, pod: Object, container: str) -> Receipt:
+        """Read the facts of a launch, once: a receipt that lacks an answer is read again."""
+        uid = pod["metadata"]["uid"]
+        if known := self._receipts.get(uid):
+            return known
+        base_url = pods.url(pod)
+        answers = engine.read(base_url) if base_url else engine.Answers(None, None, None)
+        receipt = read_receipt(
+            version=_json(answers.version),
+            server_info=_json(answers.server_info),
+            metrics_text=answers.metrics,
+            log_text=self._log(pod, container, limit_bytes=_LOG_HEAD_BYTES),
+        )
+        node = pod["spec"].get("nodeName")
+        node_labels = self._node_labels(node)
+        server = next(each for each in pod["spec"]["containers"] if each["name"] == container)
+        more = {
+            "image_id": pods.image_id(pod),
+            "node": node,
+            "gpu": _first(node_labels, _GPU_LABELS),
+            "driver_version": _first(node_labels, _DRIVER_LABELS),
+            "arguments": [*(server.get("command") or []), *(server.get("args") or [])],
+            "boot_seconds": pods.boot_seconds(pod),
+        }
+        known_here = {name: value for name, value in more.items() if value is not None}
+        receipt = receipt.model_copy(update=known_here)
+        if answers.version is not None and answers.metrics is not None:
+            self._receipts[uid] = receipt
+            if len(self._receipts) > _RECEIPTS_KEPT:
+                self._receipts.pop(next(iter(self._receipts)), None)
+        return receipt
+
+    def _node_labels(self, node: str | None) -> Mapping[str, str]:
+        if node is None:
+            return {}
+        try:
+            found = self._api.get("nodes", None, node)
+        except Unavailable:  # A namespaced role may not read nodes; the receipt says less then.
+            return {}
+        return (found or {}).get("metadata", {}).get("labels") or {}
+
+    def _visit(
+        self, of_trial: Iterable[Object], pods_by_owner: Mapping[str, list[Object]]
+    ) -> VisitFacts | None:
+        """Read the newest load job that is not being deleted."""
+        present = [job for job in of_trial if "deletionTimestamp" not in job["metadata"]]
+        if not present:
+            return None
+        job = max(present, key=lambda each: int(each["metadata"]["labels"][names.VISIT]))
+        pod = next(iter(pods_by_owner.get(job["metadata"]["uid"], [])), None)
+        log = self._log(pod, "load") if pod is not None else None
+        return jobs.visit_facts(job, pod, log)
+
+    def _scraped(
+        self, spec: TrialSpec, status: TrialStatus, visit: VisitFacts | None, url: str | None
+    ) -> dict[str, dict[str, float]] | None:
+        """Ask for the final counters of a visit that has ended and is not yet recorded."""
+        if visit is None or url is None or status.ended_at is not None:
+            return None
+        ended = next((each for each in visit.events if isinstance(each, VisitEnded)), None)
+        if ended is None:
+            return None
+        return self._metrics.final_counts(
+            url,
+            run=spec.run_id,
+            launch=spec.launch,
+            visit=status.visits,
+            at=ended.scraped_at[-1] if ended.scraped_at else self._clock(),
+        )
+
+    def _log(self, pod: Object, container: str, **options: int) -> str | None:
+        metadata = pod["metadata"]
+        return self._api.log(metadata["namespace"], metadata["name"], container, **options)
+
+
+def schedule_facts(schedule: Object) -> ScheduleFacts:
+    """Read the SpecSchedule itself."""
+    metadata = schedule["metadata"]
+    annotations = metadata.get("annotations") or {}
+    retry = annotations.get(names.RETRY, "0")
+    spec: Spec | Unreadable
+    try:
+        spec = Spec.model_validate(schedule.get("spec") or {})
+    except ValidationError as error:
+        spec = Unreadable(reason="InvalidSpec", message=f"spec.{first_fault(error)}")
+    return ScheduleFacts(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        generation=metadata["generation"],
+        created_at=pods.unix(metadata["creationTimestamp"]),
+        deleting="deletionTimestamp" in metadata,
+        finalizer=names.FINALIZER in (metadata.get("finalizers") or []),
+        spec=spec,
+        approved=annotations.get(names.APPROVE),
+        retry=int(retry) if retry.isdecimal() else 0,
+        status=schedule.get("status") or {},
+    )
+
+
+def target_name(schedule: Object) -> str | None:
+    """Return the Deployment to look at: a promotion in flight stays with the one it wrote to."""
+    status = schedule.get("status") or {}
+    written_to = (status.get("promotion") or {}).get("target")
+    if written_to and not status.get("outcome"):
+        return str(written_to)
+    named = ((schedule.get("spec") or {}).get("target") or {}).get("name")
+    return str(named) if named else None
+
+
+def container_name(schedule: Object) -> str | None:
+    """Return the container that the spec names, if it names one."""
+    named = ((schedule.get("spec") or {}).get("target") or {}).get("container")
+    return str(named) if named else None
+
+
+def first_fault(error: ValidationError) -> str:
+    """Return the first fault of a value as ``path: what is wrong``."""
+    fault = error.errors()[0]
+    path = ".".join(str(part) for part in fault["loc"])
+    return f"{path}: {fault['msg']}" if path else fault["msg"]
+
+
+def _earlier(schedules: Iterable[Object], mine: Object) -> str | None:
+    """Return the SpecSchedule that came first of those that are not done with the same target."""
+    target = target_name(mine)
+    rivals = [
+        each
+        for each in schedules
+        if each["metadata"]["uid"] != mine["metadata"]["uid"]
+        and target_name(each) == target
+        and not _done(each)
+        and _age(each) < _age(mine)
+    ]
+    return min(rivals, key=_age)["metadata"]["name"] if rivals else None
+
+
+def _done(schedule: Object) -> bool:
+    status = schedule.get("status") or {}
+    seen = status.get("observedGeneration") == schedule["metadata"]["generation"]
+    return bool(status.get("outcome")) and seen
+
+
+def _age(schedule: Object) -> tuple[str, str]:
+    return schedule["metadata"]["creationTimestamp"], schedule["metadata"]["name"]
+
+
+def _lost(status: TrialStatus) -> PodFacts | None:
+    """Return a pod that is on record but gone, while its launch is not over."""
+    if status.started_at is None or status.ended_at is not None:
+        return None
+    return PodFacts(
+        phase="Ended",
+        reason="Deleted",
+        message="the pod is gone",
+        created_at=pods.unix(status.started_at),
+    )
+
+
+def _by_controller(objects: Iterable[Object]) -> dict[str, list[Object]]:
+    found: dict[str, list[Object]] = {}
+    for each in objects:
+        for reference in each["metadata"].get("ownerReferences") or []:
+            if reference.get("controller"):
+                found.setdefault(reference["uid"], []).append(each)
+    return found
+
+
+def _selector(selector: Mapping[str, Any]) -> str:
+    """Write a LabelSelector as a query."""
+    parts = [f"{key}={value}" for key, value in (selector.get("matchLabels") or {}).items()]
+    for rule in selector.get("matchExpressions") or []:
+        key, values = rule["key"], ",".join(rule.get("values") or [])
+        parts.append(
+            {
+                "In": f"{key} in ({values})",
+                "NotIn": f"{key} notin ({values})",
+                "Exists": key,
+                "DoesNotExist": f"!{key}",
+            }[rule["operator"]]
+        )
+    return ",".join(parts)
+
+
+def _config_map_names(pod_spec: Mapping[str, Any]) -> set[str]:
+    found = {
+        volume["configMap"]["name"]
+        for volume in pod_spec.get("volumes") or []
+        if "configMap" in volume
+    }
+    for container in pod_spec["containers"]:
+        for source in container.get("envFrom") or []:
+            if "configMapRef" in source:
+                found.add(source["configMapRef"]["name"])
+        for variable in container.get("env") or []:
+            reference = (variable.get("valueFrom") or {}).get("configMapKeyRef")
+            if reference:
+                found.add(reference["name"])
+    return found
+
+
+def _first(labels: Mapping[str, str], wanted: Iterable[str]) -> str | None:
+    return next((labels[name] for name in wanted if name in labels), None)
+
+
+def _json(text: str | None) -> Mapping[str, Any] | None:
+    try:
+        answer = json.loads(text) if text is not None else None
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def last_error_line(log: str) -> str | None:
+    """Return the last line that says something."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    return lines[-1][:500] if lines else None
