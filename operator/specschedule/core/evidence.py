@@ -217,6 +217,8 @@ class Launch(Value):
     """Round it belongs to, from 1."""
     position: int = 1
     """Position in its round, from 1."""
+    attempt: int = 1
+    """Which try of its pair this is, from 1; only the last try of a round counts."""
     schedule: list[list[int]] | None = None
     """Schedule of the arm, if it has one."""
     started_at: str | None = None

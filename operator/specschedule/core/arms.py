@@ -1,0 +1,198 @@
+"""The arms of an experiment: which ways to run the engine are compared, and why."""
+
+from typing import Any
+
+from specschedule.core.compare import INCUMBENT, NONE, TWIN
+from specschedule.core.observed import ServerFacts
+from specschedule.core.schedule import EffectiveTable, effective, speculative_config
+from specschedule.core.spec import Candidate, Effort, Spec
+from specschedule.core.values import Value
+
+ZERO = "zero"
+ROWS = "num_speculative_tokens_per_batch_size"
+
+
+class Arm(Value):
+    """One way to run the engine."""
+
+    name: str
+    """Such as incumbent, none, static-3, constant-3, zero, twin or candidate-card."""
+    speculative: dict[str, Any] | None = None
+    """Speculative config to serve with; None for none."""
+    schedule: list[list[int]] | None = None
+    """Its schedule, if it has one."""
+    unchanged: bool = False
+    """True for arms that keep the target's own arguments byte for byte."""
+    max_num_seqs: int
+    """Largest batch size of the server."""
+    why: str
+    """What it buys."""
+    same_as: str | None = None
+    """Arm that does exactly the same; such an arm is not launched."""
+
+    @property
+    def table(self) -> EffectiveTable | None:
+        """What the engine does at every batch size; None without a schedule."""
+        if self.schedule is None:
+            return None
+        largest = int((self.speculative or {}).get("num_speculative_tokens") or 1)
+        return effective(self.schedule, max_tokens=largest, max_num_seqs=self.max_num_seqs)
+
+    def tokens(self, batch: int, contexts: tuple[int, int] | None = None) -> int | None:
+        """Return K at a batch size; None where it varies, or is unknown.
+
+        Args:
+            batch: Requests in flight.
+            contexts: Smallest and largest mean context, in tokens; None when unknown.
+        """
+        if self.speculative is None:
+            return 0
+        table = self.table
+        if table is None:
+            fixed = self.speculative.get("num_speculative_tokens")
+            return int(fixed) if fixed is not None else None
+        batch = min(batch, self.max_num_seqs)
+        found = {
+            band.tokens
+            for band in table.bands()
+            if band.first <= batch <= band.last
+            and (contexts is None or band.context is None or _touch(band.context, contexts, table))
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def boundaries(self) -> list[int]:
+        """Return the last batch size of every band but the last."""
+        table = self.table
+        if table is None:
+            return []
+        return sorted({band.last for band in table.bands()} - {table.max_num_seqs})
+
+
+def _touch(band: tuple[int, int], contexts: tuple[int, int], table: EffectiveTable) -> bool:
+    open_ended = table.contexts is not None and band == table.contexts[-1]
+    return band[0] <= contexts[1] and (open_ended or contexts[0] <= band[1])
+
+
+def arms(spec: Spec, server: ServerFacts) -> list[Arm]:
+    """Return the arms of a run: the incumbent, the candidates in order, then the controls.
+
+    Raises:
+        ScheduleError: A candidate's schedule is none, or the target's own.
+    """
+    own = server.speculative
+    own_rows = own.get(ROWS) if own else None
+    incumbent = Arm(
+        name=INCUMBENT,
+        speculative=own,
+        schedule=own_rows,
+        unchanged=True,
+        max_num_seqs=server.max_num_seqs,
+        why="what serves now: gains and losses are against it, and its relaunches show the noise",
+    )
+    base = own if own is not None else (spec.speculative.plain() if spec.speculative else None)
+    candidates = [_candidate(c, base, server, incumbent) for c in spec.candidates]
+    found = [incumbent, *candidates, _none(server, incumbent)]
+    found.extend(_static(k, base, server, incumbent) for k in _statics(spec, incumbent, candidates))
+    if spec.experiment.effort is Effort.QUICK:
+        return found
+    found.extend(_dynamic_path(base, server, candidates))
+    if spec.experiment.effort is Effort.THOROUGH:
+        found.append(
+            incumbent.model_copy(
+                update={
+                    "name": TWIN,
+                    "why": "the incumbent once more: any difference between the two is the "
+                    "bench's own",
+                }
+            )
+        )
+    return found
+
+
+def _candidate(
+    candidate: Candidate, base: dict[str, Any] | None, server: ServerFacts, incumbent: Arm
+) -> Arm:
+    largest = candidate.max_tokens or max(1, *(row[-1] for row in candidate.schedule))
+    arm = Arm(
+        name=f"candidate-{candidate.name}",
+        speculative=speculative_config(base, max_tokens=largest, rows=candidate.schedule),
+        schedule=candidate.schedule,
+        max_num_seqs=server.max_num_seqs,
+        why="the schedule that must show it is better",
+    )
+    theirs, ours = incumbent.table, arm.table
+    if theirs is not None and ours is not None and theirs.canonical == ours.canonical:
+        return arm.model_copy(
+            update={
+                "same_as": INCUMBENT,
+                "why": "its effective table equals the incumbent's: the same thing, not launched",
+            }
+        )
+    return arm
+
+
+def _none(server: ServerFacts, incumbent: Arm) -> Arm:
+    serves_none = incumbent.speculative is None
+    return Arm(
+        name=NONE,
+        max_num_seqs=server.max_num_seqs,
+        why="the incumbent already serves without speculation: not launched"
+        if serves_none
+        else "no speculation at all: guards against a drafter that costs more than it gives",
+        same_as=INCUMBENT if serves_none else None,
+    )
+
+
+def _static(tokens: int, base: dict[str, Any] | None, server: ServerFacts, incumbent: Arm) -> Arm:
+    fixed = incumbent.tokens(1) if incumbent.schedule is None and server.speculative else None
+    return Arm(
+        name=f"static-{tokens}",
+        speculative=speculative_config(base, max_tokens=tokens, rows=None),
+        max_num_seqs=server.max_num_seqs,
+        why=f"one fixed K={tokens} without a schedule: guards against a schedule that buys nothing",
+        same_as=INCUMBENT if fixed == tokens else None,
+    )
+
+
+def _tokens_of(arm: Arm) -> set[int]:
+    table = arm.table
+    return {band.tokens for band in table.bands()} if table else set()
+
+
+def _statics(spec: Spec, incumbent: Arm, candidates: list[Arm]) -> list[int]:
+    """Return the fixed Ks to run: those asked for, else the candidates' less the incumbent's."""
+    asked = spec.experiment.static
+    if asked is not None:
+        return sorted(set(asked))
+    if spec.experiment.effort is Effort.QUICK:
+        return []
+    own = incumbent.tokens(1) if incumbent.schedule is None else None
+    return sorted({k for arm in candidates for k in _tokens_of(arm)} - {0, own})
+
+
+def _dynamic_path(
+    base: dict[str, Any] | None, server: ServerFacts, candidates: list[Arm]
+) -> list[Arm]:
+    """Return the arms that take the tax of the dynamic code path apart."""
+    used = sorted({k for arm in candidates if not arm.same_as for k in _tokens_of(arm)})
+    largest = max([1, *used])
+    found = []
+    for tokens in used:
+        rows = [[1, server.max_num_seqs, tokens]]
+        why = (
+            "no tokens on the dynamic code path: against none it shows what drafter and "
+            "scheduling cost at K=0"
+            if tokens == 0
+            else f"K={tokens} on the dynamic code path: against static-{tokens} it shows what the "
+            "path and its graph mode cost"
+        )
+        found.append(
+            Arm(
+                name=f"constant-{tokens}" if tokens else ZERO,
+                speculative=speculative_config(base, max_tokens=tokens or largest, rows=rows),
+                schedule=rows,
+                max_num_seqs=server.max_num_seqs,
+                why=why,
+            )
+        )
+    return found

@@ -1,0 +1,298 @@
+"""Launches made comparable: what each metric is, which cells count, which launches are a pair.
+
+The unit is the launch: windows inside one launch are averaged, never counted as evidence.
+Differences are taken on an additive scale on which more is better: log ratios for rates,
+inverted log ratios for latencies, plain differences for attainment.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import exp, expm1, inf, isfinite, log, log1p
+from typing import NamedTuple
+
+from specschedule.core.evidence import Cell, Launch
+from specschedule.core.spec import Bar, Improve, Metric, Protect, Spec
+
+INCUMBENT = "incumbent"
+NONE = "none"
+TWIN = "twin"
+
+MIN_REQUESTS = 20
+"""A window with fewer requests cannot carry a gain."""
+
+CONTEXT_STEP = 1.5
+"""Mean contexts of one load point further apart than this factor are different contexts."""
+
+Parts = Mapping[tuple[str | None, int | None], float]
+"""A metric of one launch by (category, context class), each the mean of its windows."""
+
+
+class Place(NamedTuple):
+    """What is compared where."""
+
+    metric: Metric
+    at: int
+    """Requests in flight."""
+    category: str | None = None
+    """None pools the categories."""
+    context: int | None = None
+    """A context class; None pools them."""
+
+    def __str__(self) -> str:
+        parts = [f"{self.metric.value} at {self.at}"]
+        if self.category is not None:
+            parts.append(f"category {self.category}")
+        if self.context is not None:
+            parts.append(f"context {self.context}")
+        return ", ".join(parts)
+
+
+class Pair(NamedTuple):
+    """Two launches of one round, the arm and its reference."""
+
+    round: int
+    arm: Launch
+    reference: Launch
+
+    @property
+    def arm_first(self) -> bool:
+        """Whether the arm was launched before its reference."""
+        return self.arm.launch < self.reference.launch
+
+
+def requirements(bar: Bar) -> list[Improve | Protect]:
+    """Return what the bar says about named places, gains first."""
+    return [*bar.improve, *bar.protect]
+
+
+def to_effect(metric: Metric, share: float) -> float:
+    """Return a share (+0.15: 15 % better) on the additive scale."""
+    if metric is Metric.ATTAINMENT:
+        return share
+    if metric.smaller_is_better:
+        return inf if share >= 1 else -log1p(-share)
+    return -inf if share <= -1 else log1p(share)
+
+
+def to_share(metric: Metric, effect: float) -> float:
+    """Return a difference on the additive scale as a share, better being positive."""
+    if metric is Metric.ATTAINMENT:
+        return effect
+    if metric.smaller_is_better:
+        return 1.0 - exp(-effect)
+    return expm1(effect)
+
+
+def measured(cell: Cell, metric: Metric) -> float | None:
+    """Return a cell's value of a metric; None when it was not measured.
+
+    Units: requests/s (goodput), tokens/s (throughput, decodeRate), ms (latencies), a fraction
+    (attainment).
+    """
+    match metric:
+        case Metric.GOODPUT:
+            return None if cell.good is None else cell.good / cell.window_seconds
+        case Metric.ATTAINMENT:
+            return None if cell.good is None or not cell.offered else cell.good / cell.offered
+        case Metric.THROUGHPUT:
+            tokens = cell.output_tokens
+            return None if tokens is None else tokens / cell.window_seconds
+        case Metric.DECODE_RATE:
+            return cell.decode_rate
+        case _:
+            quantiles = cell.ttft_ms if metric.value.startswith("ttft") else cell.tpot_ms
+            value = getattr(quantiles, metric.value[4:].lower(), None)
+            return None if value is None or value <= 0 else float(value)
+
+
+def difference(metric: Metric, arm: Parts, reference: Parts) -> float | None:
+    """Return how much better the arm is than its reference, on the additive scale.
+
+    Both are averaged over the categories and contexts that both have; windows that mix the
+    categories are preferred where both have them. Minus infinity for a rate that fell to zero;
+    None when there is nothing to compare, or the reference is zero.
+    """
+    shared = arm.keys() & reference.keys()
+    mixed = {key for key in shared if key[0] is None}
+    keys = mixed or shared
+    if not keys:
+        return None
+    a = sum(arm[key] for key in keys) / len(keys)
+    b = sum(reference[key] for key in keys) / len(keys)
+    if metric is Metric.ATTAINMENT:
+        return a - b
+    if b <= 0 or not (isfinite(a) and isfinite(b)):
+        return None
+    if a <= 0:
+        return -inf
+    return log(b / a) if metric.smaller_is_better else log(a / b)
+
+
+@dataclass
+class Evidence:
+    """The launches of a run, split into those that count and those that do not."""
+
+    spec: Spec
+    launches: Sequence[Launch]
+    counted: list[Launch] = field(init=False)
+    """In time order."""
+    dropped: list[tuple[Launch, str]] = field(init=False)
+    """Launches that do not count, and why."""
+    contexts: dict[int, list[int]] = field(init=False)
+    """Context classes by load point, each named by its smallest mean context."""
+    _parts: dict[tuple[int, Place], Parts] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ordered = sorted(self.launches, key=lambda launch: launch.launch)
+        warm = any(launch.receipt.caches_warm for launch in ordered)
+        self.counted, self.dropped = [], []
+        for launch in ordered:
+            why = uncounted(launch)
+            if why is None and warm and launch.receipt.caches_warm is False:
+                why = "it compiled or tuned while the other launches found warm caches"
+            if why is None:
+                self.counted.append(launch)
+            else:
+                self.dropped.append((launch, why))
+        self.contexts = self._context_classes()
+
+    def _context_classes(self) -> dict[int, list[int]]:
+        seen: dict[int, list[int]] = defaultdict(list)
+        for launch in self.counted:
+            for cell in self.cells(launch):
+                if cell.context is not None and cell.profile.concurrency is not None:
+                    seen[cell.profile.concurrency].append(cell.context)
+        classes = {}
+        for at, contexts in seen.items():
+            contexts.sort()
+            starts = [b for a, b in pairwise(contexts) if b > CONTEXT_STEP * max(a, 1)]
+            classes[at] = [contexts[0], *starts]
+        return classes
+
+    def cells(self, launch: Launch) -> Iterable[Cell]:
+        """Yield the windows of a launch that count and hold a load point."""
+        limit = self.spec.load.max_send_lag * 1000
+        for cell in launch.cells:
+            late = cell.send_lag_ms_p99 is not None and cell.send_lag_ms_p99 > limit
+            if cell.profile.kind == "hold" and _counts(cell, launch) and not late:
+                yield cell
+
+    def context_class(self, cell: Cell) -> int | None:
+        """Return the context class of a held window; None when its context is unknown."""
+        if cell.context is None or cell.profile.concurrency is None:
+            return None
+        starts = self.contexts.get(cell.profile.concurrency, [])
+        return max((s for s in starts if s <= cell.context), default=None)
+
+    def at(self, launch: Launch, place: Place) -> list[Cell]:
+        """Return the windows of a launch that belong to a place."""
+        return [
+            cell
+            for cell in self.cells(launch)
+            if cell.profile.concurrency == place.at
+            and (place.category is None or cell.category == place.category)
+            and (place.context is None or self.context_class(cell) == place.context)
+        ]
+
+    def parts(self, launch: Launch, place: Place) -> Parts:
+        """Return what a launch shows at a place."""
+        key = (id(launch), place)
+        if key not in self._parts:
+            values: dict[tuple[str | None, int | None], list[float]] = defaultdict(list)
+            for cell in self.at(launch, place):
+                value = measured(cell, place.metric)
+                if value is not None:
+                    values[cell.category, self.context_class(cell)].append(value)
+            self._parts[key] = {k: sum(v) / len(v) for k, v in values.items()}
+        return self._parts[key]
+
+    def difference(self, place: Place, arm: Launch, reference: Launch) -> float | None:
+        """Return how much better one launch is than another at a place."""
+        return difference(place.metric, self.parts(arm, place), self.parts(reference, place))
+
+    def over(self, metric: Metric, arm: Launch, reference: Launch) -> float | None:
+        """Return the mean difference over the load points (and contexts) that both measured."""
+        found = [
+            self.difference(place, arm, reference)
+            for at in sorted(set(self.spec.load.points))
+            for place in self.split(Place(metric, at))
+        ]
+        kept = [value for value in found if value is not None]
+        return sum(kept) / len(kept) if kept else None
+
+    def split(self, place: Place) -> list[Place]:
+        """Return a place by context class, where the load point has several."""
+        classes = self.contexts.get(place.at, [])
+        if place.context is not None or len(classes) < 2:
+            return [place]
+        return [place._replace(context=context) for context in classes]
+
+    def of(self, arm: str) -> list[Launch]:
+        """Return the counted launches of an arm."""
+        return [launch for launch in self.counted if launch.arm == arm]
+
+    def pairs(self, arm: str, reference: str = INCUMBENT) -> list[Pair]:
+        """Return the pairs of two arms, by round: the last try, neighbours first."""
+        rounds: dict[int, list[Launch]] = defaultdict(list)
+        for launch in self.counted:
+            if launch.arm in (arm, reference):
+                rounds[launch.round].append(launch)
+        found = []
+        for number in sorted(rounds):
+            tries: dict[int, list[Launch]] = defaultdict(list)
+            for launch in rounds[number]:
+                tries[launch.attempt].append(launch)
+            lasts = {launch.arm: launch for launch in rounds[number]}
+            candidates = [tries[attempt] for attempt in sorted(tries, reverse=True)]
+            for group in [*candidates, sorted(lasts.values(), key=lambda x: x.launch)]:
+                matched = _matched(number, group, arm)
+                if matched:
+                    found.extend(matched)
+                    break
+        return found
+
+    def thin(self, place: Place, launches: Iterable[Launch]) -> bool:
+        """Say whether any window at a place holds too few requests to carry a gain."""
+        return any(
+            cell.offered < MIN_REQUESTS for launch in launches for cell in self.at(launch, place)
+        )
+
+    @property
+    def rate(self) -> Metric:
+        """Goodput where it was measured, else throughput: what whole arms are compared by."""
+        for launch in self.counted:
+            if any(cell.good is not None for cell in launch.cells):
+                return Metric.GOODPUT
+        return Metric.THROUGHPUT
+
+
+def uncounted(launch: Launch) -> str | None:
+    """Say why a launch cannot be evidence; None when it can."""
+    if launch.void is not None:
+        return launch.void or "void"
+    if launch.failed is not None:
+        return launch.failed or "failed"
+    if not any(_counts(cell, launch) for cell in launch.cells):
+        voids = [cell.void for cell in launch.cells if cell.void is not None]
+        return f"no window counts: {voids[0]}" if voids else "no window was measured"
+    return None
+
+
+def _counts(cell: Cell, launch: Launch) -> bool:
+    return cell.void is None and cell.arm == launch.arm
+
+
+def _matched(number: int, launches: Sequence[Launch], arm: str) -> list[Pair]:
+    """Pair launches of two arms as they follow one another; each is used once."""
+    found = []
+    waiting: Launch | None = None
+    for launch in launches:
+        if waiting is None or waiting.arm == launch.arm:
+            waiting = launch
+            continue
+        ours, other = (launch, waiting) if launch.arm == arm else (waiting, launch)
+        found.append(Pair(number, ours, other))
+        waiting = None
+    return found

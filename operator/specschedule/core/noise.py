@@ -1,0 +1,182 @@
+"""What relaunches of the same arm show between each other: the noise floor and the A/A check."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import isfinite, sqrt
+
+import numpy as np
+
+from specschedule.core import eprocess
+from specschedule.core.compare import INCUMBENT, TWIN, Evidence, Place
+from specschedule.core.evidence import Cell, Launch
+from specschedule.core.values import Value
+
+OPENING_ROUNDS = 5
+"""Rounds whose relaunches fix the floor inside a margin: the first moment of decision."""
+
+REFERENCE_ARMS = (INCUMBENT, TWIN)
+"""Arms that run the incumbent's arguments."""
+
+
+class Suspect(Value):
+    """An effect where none can be: what disturbs the bench."""
+
+    name: str
+    """order, place, launch or drift."""
+    message: str
+    """What was seen."""
+
+
+@dataclass
+class Noise:
+    """The noise of a run, by place; each answer is computed once."""
+
+    evidence: Evidence
+    _seen: dict[tuple[Place | None, bool, bool], list[float]] = field(
+        init=False, default_factory=dict
+    )
+
+    def seen(
+        self, place: Place | None, *, reference: bool = False, opening: bool = False
+    ) -> list[float]:
+        """Return absolute differences between relaunches (additive scale).
+
+        Neighbouring launches that are controls of each other, else successive launches of the
+        same arm.
+
+        Args:
+            place: Where; None for the mean over the load points.
+            reference: Only the incumbent's own launches, which the candidate cannot inflate.
+            opening: Only those of the first rounds.
+        """
+        key = (place, reference, opening)
+        if key not in self._seen:
+            launches = [
+                launch
+                for launch in self.evidence.counted
+                if not opening or launch.round <= OPENING_ROUNDS
+            ]
+            self._seen[key] = self._between(place, launches, reference)
+        return self._seen[key]
+
+    def _between(
+        self, place: Place | None, launches: Sequence[Launch], reference: bool
+    ) -> list[float]:
+        neighbours = [
+            (a, b)
+            for a, b in pairwise(launches)
+            if controls_of_each_other(self.evidence, a, b, place)
+        ]
+        by_arm: dict[str, list[Launch]] = {}
+        for launch in launches:
+            by_arm.setdefault(launch.arm, []).append(launch)
+        successive = [pair for own in by_arm.values() for pair in pairwise(own)]
+        for relaunches in (neighbours, successive):
+            found = [
+                abs(value)
+                for a, b in relaunches
+                if not reference or {a.arm, b.arm} <= set(REFERENCE_ARMS)
+                if (value := self._difference(place, b, a)) is not None and isfinite(value)
+            ]
+            if found:
+                return found
+        return []
+
+    def _difference(self, place: Place | None, later: Launch, earlier: Launch) -> float | None:
+        if place is None:
+            return self.evidence.over(self.evidence.rate, later, earlier)
+        return self.evidence.difference(place, later, earlier)
+
+    def floor(self, place: Place | None, *, opening: bool = False) -> float | None:
+        """Return the noise floor: the 95 % point of what relaunches show, the largest of few.
+
+        None when no arm was launched twice.
+        """
+        seen = self.seen(place, opening=opening)
+        return float(np.quantile(seen, 0.95, method="higher")) if seen else None
+
+    def spread(self, place: Place) -> float:
+        """Return what the incumbent's own relaunches show; 0 when it was launched once."""
+        return max(self.seen(place, reference=True), default=0.0)
+
+    def scale(self, place: Place) -> float:
+        """Return the typical difference between relaunches in the opening rounds."""
+        seen = self.seen(place, opening=True)
+        return sqrt(sum(x * x for x in seen) / len(seen)) if seen else 0.02
+
+
+def controls_of_each_other(evidence: Evidence, a: Launch, b: Launch, place: Place | None) -> bool:
+    """Say whether two launches ran the same thing at a place, so that they differ by noise only.
+
+    The same arm always does; so do the incumbent and its twin. Other arms do where the tokens
+    planned, the code path (a schedule or none), the graph mode and the captured sizes agree as
+    far as they are known.
+    """
+    if a.arm == b.arm or {a.arm, b.arm} <= set(REFERENCE_ARMS):
+        return True
+    if place is None or (a.schedule is None) != (b.schedule is None):
+        return False
+    tokens = _tokens(evidence.at(a, place)), _tokens(evidence.at(b, place))
+    if tokens[0] is None or tokens[0] != tokens[1]:
+        return False
+    ours, theirs = a.receipt, b.receipt
+    return not (
+        _known_apart(ours.graph_mode, theirs.graph_mode)
+        or _known_apart(ours.captured_sizes, theirs.captured_sizes)
+        or _known_apart(ours.model_runner, theirs.model_runner)
+    )
+
+
+def _known_apart(a: object, b: object) -> bool:
+    return a is not None and b is not None and a != b
+
+
+def _tokens(cells: Collection[Cell]) -> int | None:
+    """Return the one K of some windows; None when it varies or is unknown: they are mixed."""
+    found = {cell.tokens for cell in cells}
+    return found.pop() if len(found) == 1 else None
+
+
+def suspect(evidence: Evidence) -> Suspect | None:
+    """Return what disturbs the bench, when A/A comparisons show an effect that cannot be real.
+
+    Asks of whole arms (mean over the load points): does the twin differ from the incumbent, do
+    relaunches of one arm drift one way by more than pairs can cancel, does the place in the pair
+    decide. Each is asked both ways, so each needs twice the evidence.
+    """
+    needed = 2 * eprocess.E_NEEDED
+    twins = _over(evidence, [(p.arm, p.reference) for p in evidence.pairs(TWIN)])
+    found = _shown(twins, twins, needed)
+    if found:
+        share = np.expm1(np.mean(twins))
+        places = {
+            arm: {(x.receipt.node, x.receipt.gpu) for x in evidence.of(arm)}
+            for arm in REFERENCE_ARMS
+        }
+        name = "launch"
+        if places[TWIN].isdisjoint(places[INCUMBENT]):
+            name = "place"
+        elif len({p.arm_first for p in evidence.pairs(TWIN)}) == 1:
+            name = "order"
+        return Suspect(
+            name=name,
+            message=f"the twin of the incumbent differs from it by {share:+.1%} "
+            f"over {len(twins)} rounds, and both run the same arguments",
+        )
+    return None
+
+
+def _over(evidence: Evidence, launches: Sequence[tuple[Launch, Launch]]) -> list[float]:
+    found = [evidence.over(evidence.rate, a, b) for a, b in launches]
+    return [value for value in found if value is not None]
+
+
+def _shown(values: Sequence[float], scaled_by: Sequence[float], needed: float) -> bool:
+    if not values:
+        return False
+    scale = float(np.median(np.abs(scaled_by)))
+    return any(
+        eprocess.evidence([sign * value for value in values], scale=scale) >= needed
+        for sign in (1, -1)
+    )
