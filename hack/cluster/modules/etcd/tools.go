@@ -1,0 +1,6 @@
+//go:build tools
+
+// Package tools names the programs that hack/cluster builds from this module.
+package tools
+
+import _ "go.etcd.io/etcd/server/v3"
