@@ -1,0 +1,181 @@
+"""``specschedule load``: put a server under load, as a Job of the operator or by hand."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+from pydantic import ValidationError
+
+from specschedule.cli.output import BadInput, read_documents
+from specschedule.core.spec import Slo
+from specschedule.core.visit import CellClosed, Visit, VisitFailed
+from specschedule.load.prompts import Pool, PromptsMissing, read_pool
+from specschedule.load.records import open_records
+from specschedule.load.visit import Event, VisitRun
+
+DEFAULT_PORT = 9100
+INTERRUPTED = 128 + signal.SIGTERM
+
+
+@click.command()
+@click.option("--url", help="Base URL of the server, such as http://127.0.0.1:8000.")
+@click.option(
+    "--profile",
+    metavar="FILE",
+    help="YAML: one profile, a list of profiles, or windows with lengths and prompts; - is "
+    "standard input.",
+)
+@click.option("--slo", metavar="LIMITS", help="Such as ttft=500ms,tpot=40ms.")
+@click.option("--out", type=click.Path(path_type=Path), help="Per-request records, JSONL or .gz.")
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    envvar="SPECSCHEDULE_PROMPTS",
+    help="Folder with a file per category, or a ConfigMap in YAML. Synthetic ones when left out.",
+)
+@click.option(
+    "--visit", metavar="FILE", help="Carry out a visit (JSON) and say its events; - is stdin."
+)
+def command(
+    url: str | None,
+    profile: str | None,
+    slo: str | None,
+    out: Path | None,
+    prompts: Path | None,
+    visit: str | None,
+) -> None:
+    """Put a server under load and print what was measured, one JSON line per cell.
+
+    With --visit, or SPECSCHEDULE_VISIT set and no --url, carries out one visit of the operator:
+    events on standard output, counters for Prometheus on port SPECSCHEDULE_METRICS_PORT (9100).
+    The server's API key is read from SPECSCHEDULE_API_KEY.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    given = visit is not None or (url is None and "SPECSCHEDULE_VISIT" in os.environ)
+    if given:
+        _finish(_carry_out(_read_visit(visit), prompts, out, events=True))
+    if url is None or profile is None or slo is None:
+        raise BadInput("load: needs --url, --profile and --slo, or --visit")
+    _finish(_carry_out(_plan(url, profile, slo), prompts, out, events=False))
+
+
+def _finish(status: int) -> None:
+    raise click.exceptions.Exit(status)
+
+
+def _read_visit(source: str | None) -> Visit:
+    """Read a visit from a file, or from the environment when no file is named."""
+    try:
+        if source is None:
+            text = os.environ["SPECSCHEDULE_VISIT"]
+        elif source == "-":
+            text = sys.stdin.read()
+        else:
+            text = Path(source).read_text()
+        return Visit.model_validate_json(text)
+    except OSError as error:
+        raise BadInput(f"{source}: {error.strerror}") from error
+    except ValidationError as error:
+        raise BadInput(f"{source or 'SPECSCHEDULE_VISIT'}: {_fault(error)}") from error
+
+
+def _plan(url: str, profile: str, slo: str) -> Visit:
+    """Make a visit out of the options of a run by hand."""
+    documents = read_documents(profile)
+    entries: list[Any] = []
+    settings: dict[str, Any] = {}
+    for document in documents:
+        if isinstance(document, dict) and "windows" in document:
+            settings |= {key: value for key, value in document.items() if key != "windows"}
+            document = document["windows"]
+        entries.extend(document if isinstance(document, list) else [document])
+    windows = [_window(entry, number, profile) for number, entry in enumerate(entries, start=1)]
+    try:
+        limits = dict(limit.split("=", 1) for limit in slo.split(","))
+        return Visit.model_validate(
+            {"run": "local", "arm": "local", "launch": 1, "round": 1, "scrapes": 0}
+            | settings
+            | {"url": url, "windows": windows, "slo": Slo.model_validate(limits)}
+        )
+    except ValidationError as error:
+        raise BadInput(f"{profile}: {_fault(error)}") from error
+    except ValueError as error:
+        raise BadInput(f"--slo {slo}: write limits as ttft=500ms,tpot=40ms") from error
+
+
+def _window(entry: Any, number: int, source: str) -> dict[str, Any]:
+    """Complete one window: a bare profile gets a name."""
+    if not isinstance(entry, dict) or not ("kind" in entry or "profile" in entry):
+        raise BadInput(f"{source}: window {number}: needs a profile such as {{kind: hold, ...}}")
+    window = entry if "profile" in entry else {"profile": entry}
+    kind = window["profile"].get("kind") if isinstance(window["profile"], dict) else "window"
+    return {"cell": f"{kind}-{number}"} | window
+
+
+def _fault(error: ValidationError) -> str:
+    """Return the first fault of a value in one line."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]
+
+
+def _carry_out(visit: Visit, prompts: Path | None, out: Path | None, *, events: bool) -> int:
+    """Run a visit and return the exit status."""
+
+    def say(event: Event) -> None:
+        if events:
+            click.echo(json.dumps(event.plain()))
+        elif isinstance(event, CellClosed):
+            click.echo(json.dumps(event.cell.plain()))
+        elif isinstance(event, VisitFailed):
+            click.echo(f"load: {event.reason}: {event.message}", err=True)
+
+    try:
+        pool = read_pool(prompts) if prompts is not None else None
+    except PromptsMissing as error:
+        if not events:
+            raise BadInput(str(error)) from error
+        say(VisitFailed(reason="PromptsMissing", message=str(error)))
+        return 1
+    with contextlib.ExitStack() as stack:
+        try:
+            records = stack.enter_context(open_records(out)) if out is not None else None
+        except OSError as error:
+            raise BadInput(f"{out}: {error.strerror}") from error
+        port = int(os.environ.get("SPECSCHEDULE_METRICS_PORT", DEFAULT_PORT)) if events else None
+        return asyncio.run(_run(visit, pool, say, port, records))
+
+
+async def _run(
+    visit: Visit,
+    pool: Pool | None,
+    say: Any,
+    port: int | None,
+    records: TextIO | None,
+) -> int:
+    """Run until the end or until SIGTERM or SIGINT, which leave an open window without a cell."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    run = VisitRun(
+        visit,
+        pool=pool,
+        say=say,
+        api_key=os.environ.get("SPECSCHEDULE_API_KEY"),
+        port=port,
+        records=records,
+    )
+    try:
+        return 0 if await run.run() else 1
+    except asyncio.CancelledError:
+        logging.getLogger(__name__).info("interrupted; the open window is dropped")
+        return INTERRUPTED

@@ -1,0 +1,102 @@
+"""The engine's own counters over a window, from its Prometheus text.
+
+Only the few series needed are read, by line, because a whole parse of vLLM's page would hold
+up sending for tens of milliseconds. Series of several engines (data parallel ranks) are summed.
+"""
+
+import math
+from dataclasses import dataclass
+
+DRAFTS = "vllm:spec_decode_num_drafts_total"
+DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
+ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
+OUTPUT_TOKENS = "vllm:generation_tokens_total"
+PREEMPTIONS = "vllm:num_preemptions_total"
+PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
+PREFIX_HITS = "vllm:prefix_cache_hits_total"
+RUNNING = "vllm:num_requests_running"
+
+COUNTERS = (
+    DRAFTS,
+    DRAFT_TOKENS,
+    ACCEPTED_TOKENS,
+    OUTPUT_TOKENS,
+    PREEMPTIONS,
+    PREFIX_QUERIES,
+    PREFIX_HITS,
+)
+
+Sample = dict[str, dict[str, float]]
+"""Value by family and by the label text of the series."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDelta:
+    """Counters over a window; None where the engine has no such series."""
+
+    drafts: int | None
+    draft_tokens: int | None
+    accepted_tokens: int | None
+    output_tokens: int | None
+    preemptions: int | None
+    prefix_queries: int | None
+    prefix_hits: int | None
+    fault: str | None
+    """Why the counters cannot be trusted."""
+
+
+def read(text: str) -> Sample:
+    """Return the series wanted, as they are; NaN is as good as absent."""
+    wanted = (*COUNTERS, RUNNING)
+    sample: Sample = {}
+    for line in text.splitlines():
+        if not line.startswith("vllm:"):
+            continue
+        name = line[:end] if (end := line.find("{")) > 0 else line.split(" ", 1)[0]
+        if name not in wanted:
+            continue
+        labels, _, value = line[len(name) :].rpartition(" ")
+        number = float(value)
+        if math.isfinite(number):
+            sample.setdefault(name, {})[labels] = number
+    return sample
+
+
+def total(sample: Sample, name: str) -> float | None:
+    """Return a family summed over engines; None when it is absent."""
+    return sum(sample[name].values()) if sample.get(name) else None
+
+
+def difference(before: Sample, after: Sample) -> EngineDelta:
+    """Return what happened between two readings.
+
+    A series that shrank or vanished means that the engine restarted or that several processes
+    answer in turn: the counters of that window are worth nothing.
+    """
+    fault = None
+    for name in COUNTERS:
+        for labels, value in before.get(name, {}).items():
+            later = after.get(name, {}).get(labels)
+            if later is None or later < value:
+                shown = "nothing" if later is None else f"{later:g}"
+                fault = (
+                    f"the engine's counter {name}{labels} went from {value:g} to {shown}: it "
+                    "restarted, or several processes answer /metrics"
+                )
+
+    def delta(name: str) -> int | None:
+        first, last = total(before, name), total(after, name)
+        if last is None:
+            return None
+        return max(0, round(last - (first or 0.0)))
+
+    return EngineDelta(
+        drafts=delta(DRAFTS),
+        draft_tokens=delta(DRAFT_TOKENS),
+        accepted_tokens=delta(ACCEPTED_TOKENS),
+        output_tokens=delta(OUTPUT_TOKENS),
+        preemptions=delta(PREEMPTIONS),
+        prefix_queries=delta(PREFIX_QUERIES),
+        prefix_hits=delta(PREFIX_HITS),
+        fault=fault,
+    )

@@ -1,0 +1,174 @@
+"""The load profiles of a closed loop: hold, depth, crossing, burst."""
+
+import asyncio
+import zlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from specschedule.core.evidence import Cell, Profile
+from specschedule.load.measurement import Measurement
+from specschedule.load.prompts import Source
+from specschedule.load.records import Record
+from specschedule.load.streams import ClosedLoop
+
+DEGENERATE_BELOW = 0.15
+"""An answer that compresses below this share of its length repeats itself."""
+
+
+@dataclass
+class Settling:
+    """What has to be true before a window opens."""
+
+    shortest: float
+    """Seconds of load that must have passed at least."""
+    longest: float
+    """Seconds after which unsteady throughput no longer holds the window up."""
+    allowed: Callable[[], bool]
+    """Anything else, such as that the counters were scraped."""
+    opened: Callable[[float, bool], None]
+    """Told how many seconds it took, and whether throughput had become steady."""
+
+
+class Closed:
+    """Measures one window with a closed loop."""
+
+    def __init__(
+        self, measurement: Measurement, streams: ClosedLoop, source: Source, settling: Settling
+    ) -> None:
+        self._measurement, self._streams, self._source = measurement, streams, source
+        self._settling = settling
+        self._profile = measurement.window.profile
+        self._clock = measurement.clock
+        self._opened = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._needed: int | None = None
+        self._steady = True
+
+    async def run(self, *, continued: bool = False) -> Cell:
+        """Measure the window.
+
+        Args:
+            continued: The window before it left the same oscillation running.
+        """
+        if self._profile.kind in ("hold", "depth"):
+            return await self._hold(self._profile.concurrency or 1)
+        low, high = swing(self._profile)
+        await self._settle(low, continued=continued)
+        if self._profile.kind == "crossing":
+            await self._repeat(self._cross, low, high)
+        else:
+            await self._repeat(self._burst, low, high)
+        return await self._measurement.cell()
+
+    def finished(self, record: Record) -> None:
+        """Take note of a request that ended."""
+        meter = self._measurement.meter
+        assert record.ended is not None
+        if meter.is_open:
+            meter.finish(record)
+            if self._needed is not None and meter.tally.offered >= self._needed:
+                self._measurement.close(record.ended, self._streams.active.values())
+            self._moved.set()
+        elif meter.opened is None and self._ready(record.ended):
+            self._open(record.ended)
+
+    async def _hold(self, concurrency: int) -> Cell:
+        measurement = self._measurement
+        measurement.exactly = lambda: self._streams.as_planned
+        # At least one whole turn of all streams, or slow ones would be missing.
+        self._needed = max(measurement.window.requests, concurrency)
+        await self._settle(concurrency)
+        while measurement.meter.is_open:
+            self._moved.clear()
+            await self._moved.wait()
+        if self._profile.kind == "hold":
+            return await measurement.cell()
+        left_out = [record for record in measurement.meter.counted if unfit(record)]
+        return await measurement.cell(left_out)
+
+    async def _settle(self, target: int, *, continued: bool = False) -> None:
+        """Bring the load to a number of streams and wait until the window is open."""
+        self._streams.hold(target, self._source, self._measurement.window.cell, spread=True)
+        if continued:
+            self._open(self._clock())
+        await self._opened.wait()
+
+    def _ready(self, now: float) -> bool:
+        """Say whether the window may open at the end of a request."""
+        settling, throughput = self._settling, self._measurement.throughput
+        elapsed = throughput.elapsed(now)
+        if elapsed < settling.shortest or not self._streams.turned_over or not settling.allowed():
+            return False
+        self._steady = throughput.steady(now)
+        return self._steady or elapsed > settling.longest
+
+    def _open(self, now: float) -> None:
+        measurement = self._measurement
+        seconds = measurement.throughput.elapsed(now)
+        if not self._steady:
+            measurement.notes.append(
+                f"throughput was not steady after {seconds:.0f} s at this load"
+            )
+        exact = self._profile.kind in ("hold", "depth")
+        measurement.open(now, self._streams.occupancy if exact else None)
+        self._opened.set()
+        self._settling.opened(seconds, self._steady)
+
+    async def _repeat(
+        self, one_pass: Callable[[int, int], Awaitable[None]], low: int, high: int
+    ) -> None:
+        """Make the pass asked for: the first alone, later ones until there is enough work."""
+        measurement = self._measurement
+        first = self._profile.pass_ == 1
+        while True:
+            await one_pass(low, high)
+            if first or measurement.meter.tally.offered >= measurement.window.requests:
+                break
+        measurement.close(self._clock())
+
+    async def _cross(self, low: int, high: int) -> None:
+        """Half a period below, one above, half a period below: both crossings once."""
+        period = self._profile.period_seconds or 0.0
+        await asyncio.sleep(period / 2)
+        self._turn(high)
+        await asyncio.sleep(period)
+        self._turn(low)
+        await asyncio.sleep(period / 2)
+
+    async def _burst(self, low: int, high: int) -> None:
+        """Fill to the peak at once, then let it drain to the floor."""
+        self._turn(high)
+        self._turn(low)
+        while not self._streams.as_planned:
+            self._moved.clear()
+            await self._moved.wait()
+            # A stream leaves the loop right after its end is told.
+            await asyncio.sleep(0)
+
+    def _turn(self, target: int) -> None:
+        self._streams.hold(target, self._source, self._measurement.window.cell, spread=False)
+
+
+def swing(profile: Profile) -> tuple[int, int]:
+    """Return the lower and the higher number of requests in flight of a changing load.
+
+    Raises:
+        ValueError: The profile lacks them, or they are no swing.
+    """
+    names = ("low", "high") if profile.kind == "crossing" else ("floor", "peak")
+    low, high = (getattr(profile, name) for name in names)
+    if low is None or high is None or not 1 <= low < high:
+        raise ValueError(f"{profile.kind}: needs 1 <= {names[0]} < {names[1]}")
+    return low, high
+
+
+def unfit(record: Record) -> bool:
+    """Say whether a request of a depth sweep must not enter rates.
+
+    Repetitive output is accepted far more often than real text, and a cached prompt has not
+    the cost of its depth.
+    """
+    if record.cached_tokens and record.prompt_tokens:
+        return record.cached_tokens > record.prompt_tokens / 4
+    text = (record.text or "").encode()
+    return len(text) >= 200 and len(zlib.compress(text, 9)) < DEGENERATE_BELOW * len(text)

@@ -1,0 +1,255 @@
+"""Prompts: where they come from, in which order they are sent, and what the cache sees of them.
+
+Every arm of a round gets the same prompts in the same order, given the seed. The prefix-cache
+regime is reached by construction:
+
+- ``Unique``: a nonce leads every prompt, so that no launch sees a beginning twice. It depends on
+  the round, the visit, the window's load and the place in the order, never on the arm.
+- ``Shared``: one common beginning, then the nonce and the prompt.
+- ``Warm``: a few prompts again and again.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specschedule.core.visit import Visit, Window
+from specschedule.load.records import Prepared
+
+TOKEN_IDS = range(4, 196)
+"""Ids of synthetic prompts: past the special tokens, inside every vocabulary of 196 or more."""
+WARM_PROMPTS = 16
+"""Prompts per category that Warm repeats."""
+NONCE_TOKENS = 8
+CHARACTERS_PER_TOKEN = 4
+_WORDS = (
+    "the of and to in is that for it was on are as with they at be this from have or by one had "
+    "not but what all were when we there can an your which their said if do will each about how "
+    "up out them then she many some so these would other into has more her two like him see time "
+    "could no make than first been its who now people my made over did down only way find use may"
+)
+
+Text = str | list[int]
+"""A prompt: text, or token ids."""
+
+
+class PromptsMissing(Exception):
+    """There are no prompts where they should be."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Prompts by category, in the order of their source."""
+
+    categories: Mapping[str, Sequence[Text]]
+
+    def select(self, category: str | None) -> list[tuple[str, Sequence[Text]]]:
+        """Return the categories to send from.
+
+        Raises:
+            PromptsMissing: There is no such category.
+        """
+        if category is None:
+            return sorted(self.categories.items())
+        if category not in self.categories:
+            raise PromptsMissing(
+                f"no prompts of category {category!r}; there are {sorted(self.categories)}"
+            )
+        return [(category, self.categories[category])]
+
+
+def read_pool(path: Path) -> Pool:
+    """Read prompts from a folder (a file per category) or a ConfigMap written as YAML.
+
+    A line is one prompt: plain text, a JSON string, or a JSON list of token ids.
+
+    Raises:
+        PromptsMissing: Nothing usable is there; the message names the place.
+    """
+    try:
+        if path.is_dir():
+            texts = {
+                file.name: file.read_text()
+                for file in sorted(path.iterdir())
+                # A mounted ConfigMap keeps its versions in entries that start with two dots.
+                if file.is_file() and not file.name.startswith(".")
+            }
+        else:
+            document = yaml.safe_load(path.read_text())
+            data = document.get("data") if isinstance(document, dict) else None
+            if not isinstance(data, dict):
+                raise PromptsMissing(f"{path}: neither a folder nor a ConfigMap with data")
+            texts = {str(key): str(value) for key, value in data.items()}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise PromptsMissing(f"{path}: {error}") from error
+    categories = {
+        name: prompts
+        for name, text in texts.items()
+        if (prompts := [_line(line) for line in text.splitlines() if line.strip()])
+    }
+    if not categories:
+        raise PromptsMissing(f"{path}: no prompts; each key holds one prompt per line")
+    return Pool(categories)
+
+
+def _line(line: str) -> Text:
+    """Read one line of a category."""
+    line = line.strip()
+    if line[0] in '"[':
+        try:
+            value = json.loads(line)
+        except ValueError:
+            return line
+        if isinstance(value, str) and value:
+            return value
+        if isinstance(value, list) and value and all(type(item) is int for item in value):
+            return value
+    return line
+
+
+class Source:
+    """The endless, ordered prompts of one window."""
+
+    def __init__(
+        self, visit: Visit, window: Window, *, pool: Pool | None, model: str, repeat: int = 0
+    ) -> None:
+        """Prepare the order.
+
+        Args:
+            visit: Lengths, sampling, regime and endpoint.
+            window: Category, seed and load.
+            pool: The user's prompts; synthetic ones when None.
+            model: Model name that the server answers to.
+            repeat: How many windows of the same load and seed came before in this visit.
+
+        Raises:
+            PromptsMissing: The pool lacks the window's category.
+        """
+        self._visit, self._window, self._pool = visit, window, pool
+        self._index = 0
+        self._order = f"{window.seed}/{window.category}"
+        load = json.dumps(window.profile.plain(), sort_keys=True)
+        self._nonce = f"{visit.round}/{visit.visit}/{self._order}/{load}/{repeat}"
+        self._lines = self._arrange(pool) if pool else None
+        self._shared = self._words("shared", max(64, visit.prompt_tokens // 2))
+        self._shared_ids = self._ids("shared", max(1, visit.prompt_tokens // 2))
+        self._common: dict[str, Any] = {
+            "model": model,
+            "temperature": visit.sampling.temperature,
+            "top_p": visit.sampling.top_p,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+
+    def take(self, output_tokens: int | None = None, prompt_tokens: int | None = None) -> Prepared:
+        """Return the next request.
+
+        Args:
+            output_tokens: Output length; the visit's when left out.
+            prompt_tokens: Length of a synthetic prompt; the visit's or the depth when left out.
+        """
+        index, self._index = self._index, self._index + 1
+        return self.request(index, output_tokens, prompt_tokens)
+
+    def request(
+        self, index: int, output_tokens: int | None = None, prompt_tokens: int | None = None
+    ) -> Prepared:
+        """Return the request at a place in the order."""
+        length = output_tokens or self._visit.output_tokens
+        category, prompt = self._prompt(index, prompt_tokens)
+        body = self._common | {"max_tokens": length, "min_tokens": length}
+        if self._visit.endpoint == "chat":
+            body["messages"] = [{"role": "user", "content": prompt}]
+        else:
+            body["prompt"] = prompt
+        return Prepared(index, category, json.dumps(body).encode(), length)
+
+    @property
+    def output_tokens(self) -> int:
+        """Output length of a full request."""
+        return self._visit.output_tokens
+
+    @property
+    def repeats_after(self) -> int | None:
+        """Number of different requests in the Warm regime; None where none is repeated."""
+        if self._visit.prefix_cache != "Warm":
+            return None
+        if self._lines is None:
+            return WARM_PROMPTS
+        return sum(len(prompts) for _, prompts in self._lines)
+
+    def _arrange(self, pool: Pool) -> list[tuple[str, list[Text]]]:
+        """Shuffle each category by the seed."""
+        arranged = []
+        for name, prompts in pool.select(self._window.category):
+            shuffled = list(prompts)
+            random.Random(f"order/{self._window.seed}/{name}").shuffle(shuffled)
+            if self._visit.prefix_cache == "Warm":
+                shuffled = shuffled[:WARM_PROMPTS]
+            arranged.append((name, shuffled))
+        return arranged
+
+    def _prompt(self, index: int, prompt_tokens: int | None) -> tuple[str | None, Text]:
+        """Return category and prompt of a place in the order; categories take turns."""
+        depth = prompt_tokens or self._window.profile.context
+        if self._lines is None:
+            return self._window.category, self._synthetic(index, depth)
+        name, prompts = self._lines[index % len(self._lines)]
+        place = index // len(self._lines)
+        prompt = prompts[place % len(prompts)]
+        if depth is not None:
+            prompt = _deepen(prompts, place, depth)
+        return name, self._regime(prompt, index)
+
+    def _regime(self, prompt: Text, index: int) -> Text:
+        """Put the beginning that the regime wants before a prompt."""
+        regime = self._visit.prefix_cache
+        if regime == "Warm":
+            return prompt
+        if isinstance(prompt, list):
+            lead = self._ids(f"{self._nonce}/{index}", NONCE_TOKENS)
+            return (self._shared_ids if regime == "Shared" else []) + lead + prompt
+        nonce = hashlib.sha256(f"{self._nonce}/{index}".encode()).hexdigest()[:12]
+        return f"{self._shared}\n\n" * (regime == "Shared") + f"[{nonce}]\n{prompt}"
+
+    def _synthetic(self, index: int, prompt_tokens: int | None) -> Text:
+        """Return a random prompt of a given length: token ids, or words for chat."""
+        length = prompt_tokens or self._visit.prompt_tokens
+        regime = self._visit.prefix_cache
+        key = f"{self._nonce}/{index}"
+        if regime == "Warm":
+            key = f"warm/{self._order}/{index % WARM_PROMPTS}"
+        if self._visit.endpoint == "chat":
+            lead = f"{self._shared} " if regime == "Shared" else ""
+            return lead + self._words(key, length)
+        shared = self._shared_ids[: length // 2] if regime == "Shared" else []
+        return shared + self._ids(key, length - len(shared))
+
+    def _ids(self, key: str, count: int) -> list[int]:
+        return random.Random(f"ids/{key}").choices(TOKEN_IDS, k=count)
+
+    def _words(self, key: str, count: int) -> str:
+        return " ".join(random.Random(f"words/{key}").choices(_WORDS.split(), k=count))
+
+
+def _deepen(prompts: Sequence[Text], place: int, tokens: int) -> Text:
+    """Join prompts, from a place on, to about the number of tokens asked for."""
+    if all(isinstance(prompt, list) for prompt in prompts):
+        ids: list[int] = []
+        while len(ids) < tokens:
+            ids.extend(prompts[place % len(prompts)])  # type: ignore[arg-type]
+            place += 1
+        return ids[:tokens]
+    text = ""
+    while len(text) < tokens * CHARACTERS_PER_TOKEN:
+        prompt = prompts[place % len(prompts)]
+        text += f"{prompt}\n\n" if isinstance(prompt, str) else ""
+        place += 1
+    return text[: tokens * CHARACTERS_PER_TOKEN]

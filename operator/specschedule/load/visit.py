@@ -1,0 +1,371 @@
+"""A visit from its first request to its last word: one server, all windows in order."""
+
+import asyncio
+import gc
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal, TextIO
+
+from specschedule.core.evidence import Cell, Profile
+from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed, Window
+from specschedule.load.client import Client, Unanswered
+from specschedule.load.counters import Counters, Page
+from specschedule.load.measurement import Measurement, beat
+from specschedule.load.openloop import Open, planned
+from specschedule.load.profiles import Closed, Settling, swing
+from specschedule.load.prompts import Pool, PromptsMissing, Source
+from specschedule.load.records import Record, outcome, plain
+from specschedule.load.streams import ClosedLoop
+
+REACH_SECONDS = 15.0
+"""How long the server may refuse connections at the start."""
+FAILURES_IN_A_ROW = 10
+"""Failures without one success (twice the number in flight, if that is more) that end a visit."""
+LONGEST_WARM_UP_FLOOR = 5.0
+"""Warm-up takes at least this long, or a twelfth of the time allowed for it."""
+
+log = logging.getLogger(__name__)
+
+Event = Warmed | CellClosed | VisitEnded | VisitFailed
+
+
+class Failure(Exception):
+    """The visit cannot go on."""
+
+    def __init__(
+        self,
+        reason: Literal["ServerUnreachable", "NotScraped", "BadPlan", "PromptsMissing", "Stalled"],
+        message: str,
+    ) -> None:
+        super().__init__(message)
+        self.event = VisitFailed(reason=reason, message=message)
+
+
+class VisitRun:
+    """Carries one visit out."""
+
+    def __init__(
+        self,
+        visit: Visit,
+        *,
+        pool: Pool | None,
+        say: Callable[[Event], None],
+        api_key: str | None = None,
+        port: int | None = None,
+        records: TextIO | None = None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            visit: What to do.
+            pool: Prompts; synthetic ones when None.
+            say: Takes the events.
+            api_key: Key of the server, where it wants one.
+            port: Where to offer counters; none are offered when None.
+            records: Where to write what became of every request.
+        """
+        self._visit, self._pool, self._say = visit, pool, say
+        self._api_key, self._port, self._records = api_key, port, records
+        self._counters = Counters(visit)
+        self._page = Page(self._counters)
+        self._clock = asyncio.get_running_loop().time
+        self._measurement: Measurement | None = None
+        self._closed: Closed | None = None
+        self._streams: ClosedLoop | None = None
+        self._warm = False
+        self._e2e = 0.0
+        self._failures = 0
+        self._last_words = ""
+        self._last_token = 0.0
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> bool:
+        """Carry the visit out and say what happens; return whether it ended well."""
+        try:
+            self._check_plan()
+            if self._port is not None:
+                try:
+                    await self._page.start(self._port)
+                except OSError as error:
+                    raise Failure("BadPlan", f"counters on port {self._port}: {error}") from error
+            await self._measure_all()
+            self._say(VisitEnded(scraped_at=await self._linger()))
+        except Failure as failure:
+            self._say(failure.event)
+            return False
+        finally:
+            await self._page.stop()
+        return True
+
+    def _check_plan(self) -> None:
+        """Refuse what cannot work before anything is sent."""
+        repeated = [n for n, c in Counter(w.cell for w in self._visit.windows).items() if c > 1]
+        if repeated or not self._visit.windows:
+            raise Failure("BadPlan", f"windows: cell names must be there and differ: {repeated}")
+        try:
+            for window in self._visit.windows:
+                _check_profile(window)
+                if self._pool is not None:
+                    self._pool.select(window.category)
+        except PromptsMissing as error:
+            raise Failure("PromptsMissing", str(error)) from error
+        except (ValueError, OSError) as error:
+            raise Failure("BadPlan", f"{window.cell}: {error}") from error
+
+    async def _measure_all(self) -> None:
+        """Measure every window; a window that is open when the visit fails becomes a void cell."""
+        visit = self._visit
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            async with Client(
+                visit.url,
+                endpoint=visit.endpoint,
+                timeout=visit.request_timeout,
+                api_key=self._api_key,
+            ) as client:
+                model = await self._reach(client)
+                await self._try_out(client, model)
+                async with asyncio.TaskGroup() as tasks:
+                    background = [
+                        tasks.create_task(task)
+                        for task in (beat(self._late), self._watch(), self._expect_scrape())
+                    ]
+                    await self._windows(client, model, tasks)
+                    for task in background:
+                        task.cancel()
+        except BaseExceptionGroup as group:
+            failures, rest = group.split(Failure)
+            if failures is None or rest is not None:
+                raise
+            failure = next(e for e in failures.exceptions if isinstance(e, Failure))
+            measurement = self._measurement
+            if measurement is not None and measurement.meter.is_open:
+                why = f"the visit failed in this window: {failure}"
+                self._close(measurement, measurement.cut_off(self._clock(), why))
+            raise failure from None
+        finally:
+            gc.enable()
+            gc.unfreeze()
+
+    async def _reach(self, client: Client) -> str:
+        """Wait for the server and return the name of its model."""
+        give_up = self._clock() + REACH_SECONDS
+        while True:
+            try:
+                return await client.model()
+            except Unanswered as error:
+                if "HTTP 401" in str(error) or "HTTP 403" in str(error):
+                    remedy = "the server wants an API key: set load.apiKeySecretRef"
+                    raise Failure("BadPlan", f"{error}; {remedy}") from error
+                if self._clock() > give_up:
+                    raise Failure("ServerUnreachable", str(error)) from error
+            await asyncio.sleep(0.5)
+
+    async def _try_out(self, client: Client, model: str) -> None:
+        """Send one full request, so that a plan the server refuses ends here with its words."""
+        window = self._visit.windows[0]
+        source = Source(self._visit, window, pool=self._pool, model=model, repeat=-1)
+        record = Record(source.take(), window.cell, self._clock())
+        await client.send(record)
+        if record.error is None:
+            self._e2e = record.e2e or 0.0
+        elif record.kind in ("refused", "length"):
+            raise Failure("BadPlan", f"the server refuses a request of this plan: {record.error}")
+        else:
+            raise self._failure(record)
+
+    async def _windows(self, client: Client, model: str, tasks: asyncio.TaskGroup) -> None:
+        """Measure the windows in order."""
+        client.on_tokens = self._tokens
+        streams = self._streams = ClosedLoop(client, tasks, finished=self._finished)
+        seen: Counter[str] = Counter()
+        previous: Profile | None = None
+        for window in self._visit.windows:
+            load = f"{window.profile.plain()}/{window.category}/{window.seed}"
+            source = Source(self._visit, window, pool=self._pool, model=model, repeat=seen[load])
+            seen[load] += 1
+            for index in range(source.repeats_after or 0):
+                primer = source.request(index, output_tokens=2)
+                await client.send(Record(primer, window.cell, self._clock()))
+            client.keep_text = window.profile.kind == "depth"
+            tally = self._counters.tallies[window.cell]
+            measurement = Measurement(self._visit, window, tally, client, tasks)
+            self._measurement = measurement
+            if window.profile.kind == "open":
+                cell = await self._open_window(measurement, client, tasks, streams, source)
+            else:
+                client.on_sent = streams.sent
+                self._closed = Closed(measurement, streams, source, self._settling())
+                cell = await self._closed.run(continued=_continues(previous, window.profile))
+            self._close(measurement, cell)
+            previous = window.profile
+            gc.collect()
+        await streams.stop()
+
+    async def _open_window(
+        self,
+        measurement: Measurement,
+        client: Client,
+        tasks: asyncio.TaskGroup,
+        streams: ClosedLoop,
+        source: Source,
+    ) -> Cell:
+        """Measure an open window, after the closed loop has ended."""
+        await streams.stop()
+        client.on_sent = lambda record: None
+        self._closed = None
+        while not self._scraped():
+            await asyncio.sleep(0.1)
+        lead = max(3 * self._e2e, 0.0 if self._warm else self._shortest_warm_up())
+        self._opened_after(lead, steady=True)
+        return await Open(measurement, client, tasks, source, self._finished, lead=lead).run()
+
+    def _settling(self) -> Settling:
+        return Settling(
+            shortest=0.0 if self._warm else self._shortest_warm_up(),
+            longest=self._visit.warm_up_timeout,
+            allowed=self._scraped,
+            opened=self._opened_after,
+        )
+
+    def _shortest_warm_up(self) -> float:
+        return min(LONGEST_WARM_UP_FLOOR, self._visit.warm_up_timeout / 12)
+
+    def _opened_after(self, seconds: float, steady: bool) -> None:
+        """Say that the warm-up is over, the first time a window opens."""
+        assert self._measurement is not None
+        log.info("%s: settled in %.1f s", self._measurement.window.cell, seconds)
+        if not self._warm:
+            self._warm = True
+            self._say(Warmed(seconds=round(seconds, 3), steady=steady))
+
+    def _close(self, measurement: Measurement, cell: Cell) -> None:
+        """Say a cell and write its requests down."""
+        self._measurement = None
+        self._say(CellClosed(cell=cell))
+        if self._records is None:
+            return
+        counted = {id(record) for record in measurement.meter.counted}
+        epoch = time.time() - self._clock()
+        for record in measurement.records:
+            line = plain(
+                record,
+                outcome(record, self._visit.slo),
+                cell=cell.cell,
+                counted=id(record) in counted,
+                epoch=epoch,
+            )
+            self._records.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._records.flush()
+
+    def _tokens(self, now: float, count: int) -> None:
+        self._last_token = now
+        if self._measurement is not None:
+            self._measurement.tokens(now, count)
+
+    def _late(self, lag: float) -> None:
+        if self._measurement is not None:
+            self._measurement.late(lag)
+
+    def _finished(self, record: Record) -> None:
+        """Take note of a request that ended, in whichever loop."""
+        if record.error is None:
+            self._failures = 0
+        else:
+            self._failures += 1
+            self._last_words = record.error
+            log.warning("%s: request %d: %s", record.cell, record.request.index, record.error)
+            in_flight = self._streams.target if self._streams is not None else 0
+            if self._failures >= max(FAILURES_IN_A_ROW, 2 * in_flight) and not self._broken.done():
+                self._broken.set_exception(self._failure(record))
+        if self._measurement is not None:
+            self._measurement.ended(record)
+            if self._closed is not None:
+                self._closed.finished(record)
+
+    def _failure(self, record: Record) -> Failure:
+        """Return what a server that answers nothing well means."""
+        reason: Literal["ServerUnreachable", "Stalled"] = (
+            "ServerUnreachable" if record.kind == "connection" else "Stalled"
+        )
+        return Failure(reason, f"every request fails; the last one: {record.error}")
+
+    async def _watch(self) -> None:
+        """End the visit when every request fails, or when no token comes any more."""
+        limit = self._visit.request_timeout
+        started = self._clock()
+        while True:
+            silent = self._clock() - max(self._last_token, started)
+            if self._closed is not None and self._measurement is not None and silent > limit:
+                words = f"; the last failure: {self._last_words}" if self._last_words else ""
+                raise Failure("Stalled", f"no token from the server for {silent:.0f} s{words}")
+            await asyncio.wait([self._broken], timeout=1.0)
+            if self._broken.done():
+                self._broken.result()
+
+    def _scraped(self) -> bool:
+        return not self._visit.scrapes or self._port is None or bool(self._page.scrapes)
+
+    async def _expect_scrape(self) -> None:
+        """End the visit when nobody has read the counters in time."""
+        await asyncio.sleep(self._visit.scrape_timeout)
+        if not self._scraped():
+            raise Failure(
+                "NotScraped",
+                f"nobody read /metrics on port {self._port} within "
+                f"{self._visit.scrape_timeout:g} s: let Prometheus scrape pods that carry the "
+                "prometheus.io annotations",
+            )
+
+    async def _linger(self) -> list[float]:
+        """Wait for the scrapes after the last cell and return their Unix times."""
+        if self._port is None:
+            return []
+        closed = time.time()
+        last = self._clock()
+        scrapes: list[float] = []
+        while len(scrapes) < self._visit.scrapes:
+            await asyncio.sleep(0.05)
+            now_seen = [at for at in self._page.scrapes if at >= closed]
+            if len(now_seen) > len(scrapes):
+                scrapes, last = now_seen, self._clock()
+            elif self._clock() - last > self._visit.scrape_timeout:
+                break
+        if self._visit.scrapes and not scrapes:
+            raise Failure(
+                "NotScraped",
+                f"nobody read /metrics on port {self._port} after the last cell, within "
+                f"{self._visit.scrape_timeout:g} s",
+            )
+        return scrapes
+
+
+def _check_profile(window: Window) -> None:
+    """Refuse a profile that lacks what its kind needs.
+
+    Raises:
+        ValueError: Says what is missing.
+    """
+    profile = window.profile
+    if profile.kind == "hold" and (profile.concurrency or 0) < 1:
+        raise ValueError("hold: needs concurrency of at least 1")
+    if profile.kind == "depth" and (profile.context or 0) < 1:
+        raise ValueError("depth: needs context, in tokens")
+    if profile.kind in ("crossing", "burst"):
+        swing(profile)
+    if profile.kind == "crossing" and (profile.period_seconds or 0) <= 0:
+        raise ValueError("crossing: needs periodSeconds > 0")
+    if profile.kind == "open":
+        planned(profile, window.requests, window.seed)
+
+
+def _continues(previous: Profile | None, profile: Profile) -> bool:
+    """Whether a window is a later pass of the oscillation before it."""
+    if previous is None or profile.kind not in ("crossing", "burst"):
+        return False
+    return previous.model_copy(update={"pass_": profile.pass_}) == profile

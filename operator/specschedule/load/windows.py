@@ -1,0 +1,252 @@
+"""What a window counts, and the cell it becomes.
+
+A window of a closed loop opens and closes at the end of a request, so it holds a whole number
+of gaps between ends, and it counts the requests that *end* in it. Because the load is the same
+before it opens and after it closes, that count has no bias to short or long requests; counting
+only those that also started inside would favour short ones.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specschedule.core.evidence import Cell, PrefixCache, Quantiles
+from specschedule.core.spec import Slo
+from specschedule.core.visit import Visit, Window
+from specschedule.load.engine_metrics import EngineDelta
+from specschedule.load.records import Outcome, Record, outcome
+
+UNIQUE_HITS_AT_MOST = 0.25
+"""Share of prompt tokens found in the cache by which Unique prompts are disproved. Not 0: a
+chat template puts the same tokens before every prompt."""
+SHARED_HITS_AT_LEAST = 0.05
+WARM_HITS_AT_LEAST = 0.5
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counters of one cell; what Prometheus sees and what the cell says are this one thing."""
+
+    good: int = 0
+    slow: int = 0
+    failed: int = 0
+    output_tokens: int = 0
+
+    def count(self, result: Outcome) -> None:
+        """Count one request."""
+        setattr(self, result, getattr(self, result) + 1)
+
+    @property
+    def offered(self) -> int:
+        """Requests counted."""
+        return self.good + self.slow + self.failed
+
+
+@dataclass(slots=True)
+class Occupancy:
+    """How long exactly the planned number of requests was in flight."""
+
+    target: int
+    in_flight: int
+    since: float
+    exact: float = 0.0
+    other: float = 0.0
+
+    def change(
+        self, now: float, *, in_flight: int | None = None, target: int | None = None
+    ) -> None:
+        """Book the time since the last change, then change."""
+        if self.in_flight == self.target:
+            self.exact += now - self.since
+        else:
+            self.other += now - self.since
+        self.since = now
+        self.in_flight = self.in_flight if in_flight is None else in_flight
+        self.target = self.target if target is None else target
+
+    @property
+    def share(self) -> float | None:
+        """Share of the booked time; None before any was booked."""
+        total = self.exact + self.other
+        return self.exact / total if total > 0 else None
+
+
+@dataclass(slots=True)
+class Meter:
+    """One window, from before it opens until it is closed."""
+
+    slo: Slo
+    tally: Tally = field(default_factory=Tally)
+    opened: float | None = None
+    closed: float | None = None
+    counted: list[Record] = field(default_factory=list)
+    unfinished: int = 0
+    send_lags: list[float] = field(default_factory=list)
+    loop_lags: list[float] = field(default_factory=list)
+    running: list[float] = field(default_factory=list)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether time is running."""
+        return self.opened is not None and self.closed is None
+
+    def finish(self, record: Record) -> None:
+        """Count a request that ended."""
+        self.counted.append(record)
+        self.tally.count(outcome(record, self.slo))
+
+    def tokens(self, count: int) -> None:
+        """Count tokens received while the load was as planned."""
+        self.tally.output_tokens += count
+
+    def close(self, now: float, in_flight: Iterable[Record] = ()) -> None:
+        """End the window.
+
+        Args:
+            now: The end.
+            in_flight: Requests still unanswered. One that was there before the window opened has
+                taken longer than the whole window: it counts, as slow.
+        """
+        if self.opened is None:
+            raise ValueError("a window that never opened cannot be closed")
+        for record in in_flight:
+            if record.scheduled <= self.opened:
+                self.unfinished += 1
+                self.tally.count("slow")
+        self.closed = now
+
+
+def late(lags: Sequence[float]) -> float | None:
+    """Return the 99th percentile of lags; with fewer than 200, the second largest.
+
+    One late send among a few is chance; two are a client that cannot keep up.
+    """
+    if not lags:
+        return None
+    ordered = sorted(lags)
+    return ordered[-1 - min(len(ordered) - 1, max(1, len(ordered) // 100))]
+
+
+def quantiles(seconds: Sequence[float]) -> Quantiles | None:
+    """Return quantiles in milliseconds; None without values."""
+    if not seconds:
+        return None
+    p50, p90, p99 = (float(v) for v in np.quantile(np.asarray(seconds) * 1000, [0.5, 0.9, 0.99]))
+    return Quantiles(p50=round(p50, 3), p90=round(p90, 3), p99=round(p99, 3))
+
+
+def cell(
+    visit: Visit,
+    window: Window,
+    meter: Meter,
+    *,
+    started_at: str,
+    engine: EngineDelta | None = None,
+    in_flight_exact: float | None = None,
+    left_out: Sequence[Record] | None = None,
+    notes: Sequence[str] = (),
+    void: str | None = None,
+) -> Cell:
+    """Write a closed window down.
+
+    Args:
+        visit: The visit it belongs to.
+        window: What was planned.
+        meter: What was counted.
+        started_at: RFC 3339 time at which the window opened.
+        engine: The engine's own counters over the window, where it has them.
+        in_flight_exact: Share of the time in which the planned number was in flight.
+        left_out: Finished requests that must not enter rates and latencies (depth only).
+        notes: What a reader should know.
+        void: Why the window must not count, if that is known already.
+    """
+    if meter.opened is None or meter.closed is None:
+        raise ValueError("only a closed window becomes a cell")
+    skip = {id(record) for record in left_out or ()}
+    done = [r for r in meter.counted if r.error is None]
+    kept = [r for r in done if id(r) not in skip]
+    tpot = [r.tpot for r in kept if r.tpot is not None]
+    lags = [lag for lag in (late(meter.send_lags), late(meter.loop_lags)) if lag is not None]
+    notes = list(notes)
+    if any(r.counts_estimated for r in kept):
+        notes.append("the server does not say how many tokens each chunk holds; spread evenly")
+    void = void or _void(visit, meter, engine)
+    return Cell(
+        cell=window.cell,
+        arm=visit.arm,
+        launch=visit.launch,
+        round=visit.round,
+        visit=visit.visit,
+        profile=window.profile,
+        category=window.category,
+        context=window.profile.context,
+        tokens=window.tokens,
+        seed=window.seed,
+        window_seconds=round(meter.closed - meter.opened, 6),
+        offered=meter.tally.offered,
+        completed=len(done),
+        failed=meter.tally.failed,
+        good=meter.tally.good,
+        output_tokens=meter.tally.output_tokens,
+        ttft_ms=quantiles([r.ttft for r in kept if r.ttft is not None]),
+        tpot_ms=quantiles(tpot),
+        decode_rate=round(1 / float(np.median(tpot)), 4) if tpot and min(tpot) > 0 else None,
+        drafts=engine.drafts if engine else None,
+        draft_tokens=engine.draft_tokens if engine else None,
+        accepted_tokens=engine.accepted_tokens if engine else None,
+        engine_output_tokens=engine.output_tokens if engine else None,
+        preemptions=engine.preemptions if engine else None,
+        batch_size_mean=round(float(np.mean(meter.running)), 3) if meter.running else None,
+        prefix_cache=_prefix_cache(engine),
+        send_lag_ms_p99=round(max(lags) * 1000, 3) if lags else None,
+        in_flight_exact=None if in_flight_exact is None else round(in_flight_exact, 6),
+        left_out=None if left_out is None else len(skip),
+        started_at=started_at,
+        notes=notes or None,
+        void=void,
+    )
+
+
+def _prefix_cache(engine: EngineDelta | None) -> PrefixCache | None:
+    if engine is None or engine.prefix_queries is None or engine.prefix_hits is None:
+        return None
+    return PrefixCache(queries=engine.prefix_queries, hits=engine.prefix_hits)
+
+
+def _void(visit: Visit, meter: Meter, engine: EngineDelta | None) -> str | None:
+    """Say why a window must not count, or None."""
+    limit = visit.max_send_lag
+    sends, loop = late(meter.send_lags), late(meter.loop_lags)
+    if sends is not None and sends > limit:
+        return (
+            f"send lag p99 {sends * 1000:.1f} ms is over load.maxSendLag {limit * 1000:g} ms: "
+            "the load generator could not keep up; give it more CPU"
+        )
+    if loop is not None and loop > limit:
+        return (
+            f"the load generator was held up for {loop * 1000:.1f} ms (p99, load.maxSendLag "
+            f"{limit * 1000:g} ms); give it more CPU"
+        )
+    if engine is None:
+        return None
+    return engine.fault or _regime_broken(visit.prefix_cache, _prefix_cache(engine))
+
+
+def _regime_broken(declared: str, seen: PrefixCache | None) -> str | None:
+    """Compare the declared prefix-cache regime with the engine's counters."""
+    if seen is None or seen.queries == 0:
+        return None
+    share = seen.hits / seen.queries
+    expected = {
+        "Unique": (share <= UNIQUE_HITS_AT_MOST, f"at most {UNIQUE_HITS_AT_MOST:.0%}"),
+        "Shared": (share >= SHARED_HITS_AT_LEAST, f"at least {SHARED_HITS_AT_LEAST:.0%}"),
+        "Warm": (share >= WARM_HITS_AT_LEAST, f"at least {WARM_HITS_AT_LEAST:.0%}"),
+    }
+    fits, bound = expected[declared]
+    if fits:
+        return None
+    return (
+        f"load.prefixCache {declared} does not hold: the engine found {share:.0%} of prompt tokens "
+        f"in its prefix cache, {bound} fits that regime"
+    )
