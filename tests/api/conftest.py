@@ -1,11 +1,10 @@
 """A client of the live API server, in a namespace of the test module's own."""
 
 import json
-import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +13,25 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def program(name: str) -> str:
-    """The machine's own program, else the one that the embedded cluster builds."""
-    found = shutil.which(name)
-    if found:
-        return found
+@pytest.fixture(scope="session")
+def program() -> Callable[[str], str]:
+    """kubectl or helm, as the embedded cluster builds them."""
     built = subprocess.run(
         [sys.executable, str(ROOT / "hack" / "cluster"), "build"],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     ).stdout.split()
-    return next(path for path in built if Path(path).name == name)
+    return {Path(path).name: path for path in built}.__getitem__
 
 
 class Kubectl:
     """kubectl in one namespace."""
 
-    def __init__(self, kubeconfig: str, namespace: str, cache: Path) -> None:
+    def __init__(self, path: str, kubeconfig: str, namespace: str, cache: Path) -> None:
         self.namespace = namespace
         self._command = [
-            *(program("kubectl"), "--kubeconfig", kubeconfig),
+            *(path, "--kubeconfig", kubeconfig),
             *("--namespace", namespace, "--cache-dir", str(cache)),
         ]
 
@@ -61,10 +58,13 @@ class Kubectl:
 
 
 @pytest.fixture(scope="module")
-def kubectl(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
+def kubectl(
+    cluster: Any, program: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kubectl]:
     # A cache of its own: one filled before the definitions exist would not know the kinds.
     cache = tmp_path_factory.mktemp("kubectl")
-    client = Kubectl(str(cluster.kubeconfig), f"api-{uuid.uuid4().hex[:8]}", cache)
+    namespace = f"api-{uuid.uuid4().hex[:8]}"
+    client = Kubectl(program("kubectl"), str(cluster.kubeconfig), namespace, cache)
     client("apply", "-f", str(ROOT / "crds"))
     client("wait", "--for=condition=Established", "-f", str(ROOT / "crds"), "--timeout=30s")
     client("create", "namespace", client.namespace)
