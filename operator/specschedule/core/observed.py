@@ -41,6 +41,18 @@ class ServerFacts(Value):
     """Whether graphs and compilation are off."""
     scheduler_class: str | None = None
     """--scheduler-cls, where given."""
+    image: str | None = None
+    """Image reference of the container."""
+    async_scheduling: bool | None = None
+    """--async-scheduling, where given."""
+    enable_lora: bool = False
+    """Whether adapters can be served."""
+    graph_mode: str | None = None
+    """cudagraph_mode that the arguments ask for."""
+    attention_backend: str | None = None
+    """Attention backend that the arguments pin."""
+    quantization: str | None = None
+    """--quantization, where given."""
     kv_role: str | None = None
     """kv_role of a KV transfer config: a prefill/decode split."""
     speculative: dict[str, Any] | None = None
@@ -98,6 +110,8 @@ class TargetFacts(Value):
     """GPUs that one pod asks for."""
     can_roll: str | None = None
     """Why a rollout can never finish (one replica, maxUnavailable 0 and no free GPU); else None."""
+    roll_unchecked: str | None = None
+    """What a rollout needs that was not looked at; None when nothing is."""
     boot_seconds: float | None = None
     """Container start to Ready of its own pods, when known."""
 

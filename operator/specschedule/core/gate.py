@@ -1,0 +1,78 @@
+"""A gate: a check with four answers, each with a reason."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from specschedule.core.spec import Spec
+from specschedule.core.values import Value
+
+Answer = Literal["Pass", "Fail", "NotApplicable", "Unknown"]
+
+MUST_HOLD = frozenset({"arguments", "dataParallel", "engine", "schedule"})
+"""Gates that nobody can take responsibility for: what is behind them cannot work at all."""
+
+
+class Gate(Value):
+    """One answer. Only Pass and NotApplicable let a run go on to promotion."""
+
+    gate: str
+    """Name of the gate."""
+    answer: Answer
+    """Pass, Fail, NotApplicable or Unknown."""
+    reason: str
+    """CamelCase constant."""
+    message: str
+    """The same for people."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it keeps a run from promotion."""
+        return self.answer in ("Fail", "Unknown")
+
+
+def passes(gate: str, message: str, reason: str = "Holds") -> Gate:
+    """Return a Pass."""
+    return Gate(gate=gate, answer="Pass", reason=reason, message=message)
+
+
+def fails(gate: str, reason: str, message: str) -> Gate:
+    """Return a Fail."""
+    return Gate(gate=gate, answer="Fail", reason=reason, message=message)
+
+
+def not_applicable(gate: str, reason: str, message: str) -> Gate:
+    """Return a NotApplicable."""
+    return Gate(gate=gate, answer="NotApplicable", reason=reason, message=message)
+
+
+def unknown(gate: str, reason: str, message: str) -> Gate:
+    """Return an Unknown."""
+    return Gate(gate=gate, answer="Unknown", reason=reason, message=message)
+
+
+def refused(gates: Sequence[Gate]) -> Gate | None:
+    """Return the first gate that fails: the run must not start."""
+    return next((gate for gate in gates if gate.answer == "Fail"), None)
+
+
+def blocking(gates: Sequence[Gate]) -> Gate | None:
+    """Return the gate that keeps the run from promotion: a failed one before an unknown one."""
+    holding = [gate for gate in gates if gate.holds]
+    return refused(holding) or next(iter(holding), None)
+
+
+def overridden(spec: Spec, gates: Sequence[Gate]) -> list[Gate]:
+    """Let the user's overrides turn Fail and Unknown into Pass, with both reasons shown."""
+    reasons = {override.gate: override.reason for override in spec.policy.overrides}
+    return [
+        Gate(
+            gate=gate.gate,
+            answer="Pass",
+            reason="Overridden",
+            message=f"overridden ({reasons[gate.gate]}); otherwise {gate.answer} {gate.reason}: "
+            f"{gate.message}",
+        )
+        if gate.holds and gate.gate in reasons and gate.gate not in MUST_HOLD
+        else gate
+        for gate in gates
+    ]

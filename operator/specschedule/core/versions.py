@@ -1,0 +1,40 @@
+"""Versions of vLLM: where they are written, how they compare, which can be tuned."""
+
+import re
+
+from specschedule.core.gate import Gate, fails, passes
+
+Version = tuple[int, ...]
+"""Numbers of a version, such as (0, 32, 0)."""
+
+
+def version_of_image(image: str | None) -> str | None:
+    """Return the version in an image's tag, such as 0.32.0 of vllm/vllm-openai:v0.32.0-x86_64."""
+    tag = (image or "").split("@")[0].rpartition("/")[2].partition(":")[2]
+    found = re.search(r"(?:^|[^0-9.])v?(\d+\.\d+\.\d+)", tag)
+    return found.group(1) if found else None
+
+
+def numbers(version: str) -> Version:
+    """Return the numbers of a version for comparison; its suffix does not count."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])
+
+
+def version_gate(version: str) -> Gate:
+    """Say whether a version of vLLM can be tuned."""
+    if numbers(version) < (0, 24):
+        return fails(
+            "engineVersion",
+            "VersionTooOld",
+            f"vLLM {version} has no schedules; they came with 0.24.0, and from 0.32.0 drafting "
+            "follows them; upgrade to 0.32.0 or newer",
+        )
+    if numbers(version) < (0, 32):
+        return fails(
+            "engineVersion",
+            "VersionTooOld",
+            f"vLLM {version} drafts at full length whatever the schedule says (its default model "
+            "runner ignores K), so measuring it would teach a wrong answer; upgrade to 0.32.0 or "
+            "newer",
+        )
+    return passes("engineVersion", f"vLLM {version} follows schedules")

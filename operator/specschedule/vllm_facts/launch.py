@@ -1,0 +1,357 @@
+"""How a container starts its server: which words of ``command`` and ``args`` are its arguments.
+
+Knows list items, shell scripts given with ``-c``, wrappers such as tini, and images whose
+entrypoint is vLLM. Everything else is refused by name: a program that is not known may change
+the arguments it is given.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, Literal
+
+from specschedule.core.observed import Unreadable
+from specschedule.vllm_facts.flags import Token
+from specschedule.vllm_facts.shell import ShellError, commands
+
+Field = Literal["args", "command"]
+
+OTHER_ENGINES = {
+    "sglang": "SGLang",
+    "text-generation-inference": "Text Generation Inference",
+    "text-generation-launcher": "Text Generation Inference",
+    "tritonserver": "Triton Inference Server",
+    "trtllm": "TensorRT-LLM",
+    "tensorrt": "TensorRT-LLM",
+    "llama-server": "llama.cpp",
+    "llama.cpp": "llama.cpp",
+    "llama-cpp": "llama.cpp",
+    "lmdeploy": "LMDeploy",
+    "ollama": "Ollama",
+}
+_SHELLS = {"sh", "bash", "ash", "dash", "zsh", "ksh"}
+_WRAPPERS = {
+    "catatonit", "ddtrace-run", "dumb-init", "env", "exec", "ionice", "nice", "nohup", "numactl",
+    "nsys", "opentelemetry-instrument", "setsid", "stdbuf", "taskset", "time", "tini", "uv",
+}  # fmt: skip
+_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_PYTHON_VALUE_OPTIONS = {"-X", "-W"}
+_API_SERVER = "vllm.entrypoints.openai.api_server"
+_CLI = "vllm.entrypoints.cli.main"
+_VLLM_IMAGE = re.compile(r"(^|[-_/.])vllm([-_:@/.]|$)")
+_OWN_IMAGE = re.compile(r"(^|[-_/])specschedule([-_:@/.]|$)")
+_REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][-A-Za-z0-9_.]*)\)")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an argument stands: an item of a list, or a span of bytes in that item's script."""
+
+    field: Field
+    item: int
+    span: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The arguments of a vLLM server.
+
+    ``form`` is serve, module, entrypoint or sim; ``after`` is the place behind which an argument
+    can be added when there is none yet (None: at the end of ``args``).
+    """
+
+    form: str
+    tokens: tuple[Token, ...]
+    places: tuple[Place, ...]
+    after: Place | None
+    environment: Mapping[str, str]
+
+    @property
+    def scripted(self) -> bool:
+        """Whether the arguments stand in a shell script."""
+        return self.after is not None and self.after.span is not None
+
+
+@dataclass(frozen=True)
+class _Word:
+    token: Token
+    place: Place
+    single: bool = True
+
+
+def environment_of(
+    container: Mapping[str, Any], resolved: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the environment variables whose values are known.
+
+    Args:
+        container: The container.
+        resolved: Values of variables that come from elsewhere (``valueFrom``, ``envFrom``).
+    """
+    known = dict(resolved or {})
+    for entry in container.get("env") or []:
+        if not isinstance(entry, Mapping) or "name" not in entry:
+            continue
+        name = str(entry["name"])
+        if "valueFrom" in entry:
+            continue
+        known[name] = _expand(str(entry.get("value") or ""), known, set()).text
+    return known
+
+
+def launch_of(
+    container: Mapping[str, Any], resolved: Mapping[str, str] | None = None
+) -> Launch | Unreadable:
+    """Return the server's arguments, or why they cannot be found."""
+    environment = environment_of(container, resolved)
+    unknown = _names_unknown(container, environment)
+    words: list[_Word] = []
+    lists: tuple[Field, ...] = ("command", "args")
+    for field in lists:
+        items = container.get(field) or []
+        if not isinstance(items, Sequence) or isinstance(items, str):
+            return _unreadable(container, "BadManifest", f"{field} is not a list of strings")
+        words += [
+            _Word(_expand(str(item), environment, unknown), Place(field, at))
+            for at, item in enumerate(items)
+        ]
+    if engine := _other_engine(container, words):
+        return _unreadable(
+            container, "EngineNotSupported", f"it runs {engine}; only vLLM can be tuned"
+        )
+    if not container.get("command"):
+        return _from_image(container, words, environment)
+    found = _find(container, words, environment, unknown)
+    if isinstance(found, Unreadable):
+        return found
+    form, rest, last = found
+    if not container.get("args") and last.place.span is None:
+        # The command holds everything, so an argument is added there.
+        return _launch(container, form, rest, last.place, environment)
+    if last.place.span is None:
+        return _launch(container, form, rest, words[-1].place, environment)
+    return _launch(container, form, rest, last.place, environment)
+
+
+def _launch(
+    container: Mapping[str, Any],
+    form: str,
+    words: Sequence[_Word],
+    after: Place | None,
+    environment: Mapping[str, str],
+) -> Launch | Unreadable:
+    hidden = next((word for word in words if not word.single), None)
+    if hidden:
+        return _unreadable(
+            container,
+            "UnresolvedVariable",
+            f"{hidden.token.text} is not known here and may hold several arguments; write them out",
+        )
+    return Launch(
+        form,
+        tuple(word.token for word in words),
+        tuple(word.place for word in words),
+        after,
+        environment,
+    )
+
+
+def _from_image(
+    container: Mapping[str, Any], words: Sequence[_Word], environment: Mapping[str, str]
+) -> Launch | Unreadable:
+    """Arguments without a command go to the image's own entrypoint."""
+    image = str(container.get("image") or "")
+    last = words[-1].place if words else None
+    if _OWN_IMAGE.search(image) and words and words[0].token.text == "sim":
+        return _launch(container, "sim", words[1:], last, environment)
+    if not _VLLM_IMAGE.search(image):
+        return _unreadable(
+            container,
+            "UnknownEntrypoint",
+            f"it has no command, and what image {image or '(none)'} starts is not known; write "
+            "command: [vllm, serve]",
+        )
+    if words and PurePosixPath(words[0].token.text).name in {"vllm", *_SHELLS, "python", "python3"}:
+        return _unreadable(
+            container,
+            "UnknownEntrypoint",
+            f"args begin with {words[0].token.text} but there is no command; move it to command",
+        )
+    if words and words[0].token.text == "serve":
+        return _launch(container, "serve", words[1:], last, environment)
+    return _launch(container, "entrypoint", words, last, environment)
+
+
+def _find(
+    container: Mapping[str, Any],
+    words: Sequence[_Word],
+    environment: Mapping[str, str],
+    unknown: set[str] | None,
+) -> tuple[str, list[_Word], _Word] | Unreadable:
+    """Return the form, the words after the launcher and the last word of the command."""
+    direct = _launcher(words)
+    if direct:
+        form, at = direct
+        return form, list(words[at:]), words[-1]
+    at = 0
+    if _base(words[0]) in _WRAPPERS:
+        at = next((i for i, word in enumerate(words) if _base(word) in _SHELLS), 0)
+    if _base(words[at]) not in _SHELLS:
+        return _unreadable(
+            container,
+            "EntryScript",
+            f"its command is {words[0].token.text}, which may change the arguments it is given; "
+            "start vllm serve itself",
+        )
+    script_at = next(
+        (
+            i + 1
+            for i, word in enumerate(words[at + 1 :], at + 1)
+            if re.fullmatch(r"-[a-z]*c[a-z]*", word.token.text)
+        ),
+        None,
+    )
+    if script_at is None or script_at >= len(words):
+        return _unreadable(
+            container,
+            "EntryScript",
+            f"its command is {' '.join(w.token.text for w in words[at : at + 2])}, a script whose "
+            "text is in the image; start vllm serve itself",
+        )
+    return _find_in_script(container, words[script_at].place, environment, unknown)
+
+
+def _find_in_script(
+    container: Mapping[str, Any],
+    place: Place,
+    environment: Mapping[str, str],
+    unknown: set[str] | None,
+) -> tuple[str, list[_Word], _Word] | Unreadable:
+    script = str(container[place.field][place.item])
+
+    def shell_value(name: str) -> str | None:
+        # A name that is set nowhere may still come with the image.
+        return environment.get(name)
+
+    def kubernetes_value(name: str) -> str | None:
+        if unknown is None or name in unknown:
+            raise ShellError(f"$({name}) is not known here")
+        return environment.get(name)
+
+    try:
+        read = commands(script, kubernetes=kubernetes_value, shell=shell_value)
+    except ShellError as error:
+        return _unreadable(
+            container,
+            "UnsupportedShell",
+            f"its script cannot be read exactly: {error}; start vllm serve without a shell",
+        )
+    found: list[tuple[str, list[_Word], _Word]] = []
+    for command in read:
+        words = [
+            _Word(
+                Token(word.value, word.unknown),
+                Place(place.field, place.item, (word.start, word.end)),
+                word.single,
+            )
+            for word in command.words
+        ]
+        if launcher := _launcher(words):
+            form, at = launcher
+            found.append((form, words[at:], words[-1]))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        return _unreadable(
+            container, "EntryScript", "its script does not start vllm serve itself; let it do so"
+        )
+    return _unreadable(
+        container,
+        "SeveralServers",
+        f"its script starts vLLM {len(found)} times; which one runs is not known",
+    )
+
+
+def _launcher(words: Sequence[_Word]) -> tuple[str, int] | None:
+    """Return the form and the position of the first argument, if vLLM is started here."""
+    if not words:
+        return None
+    starts = range(len(words)) if _base(words[0]) in _WRAPPERS else range(1)
+    for at in starts:
+        texts = [word.token.text for word in words[at : at + 12]]
+        base = _base(words[at])
+        if base == "vllm" and texts[1:2] == ["serve"]:
+            return "serve", at + 2
+        if base == "specschedule" and texts[1:2] == ["sim"]:
+            return "sim", at + 2
+        if not _PYTHON.fullmatch(base):
+            continue
+        i = 1
+        while i < len(texts) and texts[i].startswith("-") and texts[i] != "-m":
+            i += 2 if texts[i] in _PYTHON_VALUE_OPTIONS else 1
+        if texts[i : i + 2] == ["-m", _API_SERVER]:
+            return "module", at + i + 2
+        if texts[i : i + 3] == ["-m", _CLI, "serve"]:
+            return "serve", at + i + 3
+        if texts[i : i + 3] == ["-m", "specschedule.cli.main", "sim"]:
+            return "sim", at + i + 3
+    return None
+
+
+def names_vllm(container: Mapping[str, Any]) -> bool:
+    """Whether the container's image or words mention vLLM, however it is started."""
+    texts = [str(container.get("image") or "")]
+    for field in ("command", "args"):
+        items = container.get(field)
+        texts += [str(item) for item in items] if isinstance(items, list) else []
+    return any(_VLLM_IMAGE.search(text) for text in texts)
+
+
+def _other_engine(container: Mapping[str, Any], words: Sequence[_Word]) -> str | None:
+    said = [str(container.get("image") or "").lower()]
+    said += [word.token.text.lower() for word in words[:3]]
+    for text in said:
+        for mark, engine in OTHER_ENGINES.items():
+            if mark in text and not ("vllm" in text and mark != "sglang"):
+                return engine
+    return None
+
+
+def _base(word: _Word) -> str:
+    return PurePosixPath(word.token.text).name
+
+
+def _names_unknown(container: Mapping[str, Any], environment: Mapping[str, str]) -> set[str] | None:
+    """Return the variables without a known value; None when there may be any."""
+    if any(isinstance(source, Mapping) for source in container.get("envFrom") or []):
+        return None
+    return {
+        str(entry["name"])
+        for entry in container.get("env") or []
+        if isinstance(entry, Mapping) and "name" in entry and str(entry["name"]) not in environment
+    }
+
+
+def _expand(text: str, environment: Mapping[str, str], unknown: set[str] | None) -> Token:
+    """Put values in for ``$(NAME)`` as Kubernetes does; ``$$`` stands for ``$``."""
+    missing = False
+
+    def value(match: re.Match[str]) -> str:
+        nonlocal missing
+        name = match.group(1)
+        if name is None:
+            return "$"
+        if name in environment:
+            return environment[name]
+        missing = missing or unknown is None or name in unknown
+        return match.group(0)
+
+    expanded = _REFERENCE.sub(value, text)
+    return Token(expanded, missing)
+
+
+def _unreadable(container: Mapping[str, Any], reason: str, message: str) -> Unreadable:
+    return Unreadable(
+        reason=reason, message=f"container {container.get('name', '(unnamed)')}: {message}"
+    )

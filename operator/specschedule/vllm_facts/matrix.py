@@ -1,0 +1,78 @@
+"""What versions of vLLM do with a schedule, as data.
+
+Read in vLLM 0.32.0 and 0.33.0 (``v1/worker/gpu_model_runner.py``, ``v1/worker/gpu/spec_decode/``,
+``config/vllm.py``). The first row that matches answers, so exceptions stand before rules.
+"""
+
+from specschedule.core.gates import MatrixRow
+
+_BOTH = ["0.32.0", "0.33.0"]
+
+ROWS: tuple[MatrixRow, ...] = (
+    MatrixRow(
+        id="vllm#48944",
+        tested=_BOTH,
+        before="0.34.0",
+        rows="contexts",
+        effect="Refuses",
+        symptom="five-number rows are in no release up to 0.33.0; the engine wants three",
+    ),
+    MatrixRow(
+        id="v1-fixed-length-methods",
+        tested=["0.32.0"],
+        before="0.33.0",
+        methods=["suffix", "medusa", "extract_hidden_states", "ngram_gpu"],
+        runners=["V1"],
+        rows="varying",
+        effect="Crashes",
+        symptom="the drafter asserts its full length and the engine dies at the first step with "
+        "another K",
+    ),
+    MatrixRow(
+        id="v1-auto-disable",
+        tested=["0.33.0"],
+        since="0.33.0",
+        methods=["suffix", "medusa", "extract_hidden_states", "ngram_gpu", "custom_class"],
+        runners=["V1"],
+        effect="Disables",
+        symptom="the engine switches the schedule off and drafts a fixed number of tokens",
+    ),
+    MatrixRow(
+        id="vllm-ascend#12368",
+        tested=_BOTH,
+        methods=["suffix"],
+        effect="Crashes",
+        symptom="suffix drafting chooses its own length per request and takes no schedule",
+    ),
+    MatrixRow(
+        id="custom-class",
+        tested=["0.32.0"],
+        methods=["custom_class"],
+        effect="Ignores",
+        symptom="a custom drafter is not told K; its drafts are cut after",
+    ),
+    MatrixRow(
+        id="v1-honours",
+        tested=_BOTH,
+        methods=["ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash"],
+        runners=["V1"],
+        effect="Honours",
+        symptom="drafting follows K; at K=0 eagle-type drafters still run one pass",
+    ),
+    MatrixRow(
+        id="v2-autoregressive",
+        tested=_BOTH,
+        methods=["eagle", "eagle3", "mtp"],
+        runners=["V2"],
+        effect="Honours",
+        symptom="drafting follows K with graphs for each; one drafter pass stays at K=0",
+    ),
+    MatrixRow(
+        id="v2-truncates",
+        tested=_BOTH,
+        methods=["draft_model", "dflash", "dspark", "ngram", "ngram_gpu"],
+        runners=["V2"],
+        effect="TruncatesOnly",
+        symptom="the drafter runs its full length and the rest is cut before verification",
+    ),
+)

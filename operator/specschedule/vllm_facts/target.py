@@ -1,0 +1,350 @@
+"""The facts of a serving Deployment, from its manifest and what the cluster says about its pods."""
+
+import datetime
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from specschedule.core.observed import RolloutFacts, TargetFacts, Unreadable
+from specschedule.core.spec import digest_of
+from specschedule.vllm_facts.arguments import (
+    ArgumentEdit,
+    edited_container,
+    find_container,
+    read_container,
+    with_speculative,
+)
+
+_GPU = re.compile(r"(^|[./])(gpu|mig-.*|i915|xe|gaudi|tpu|neuron|npu|Ascend.*)(\..*)?$")
+_WAITING_FOR_GOOD = {"ContainerCreating", "PodInitializing"}
+_RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
+_DEFAULTS: dict[str, object] = {
+    "apiVersion": "v1",
+    "creationTimestamp": None,
+    "defaultMode": 420,
+    "dnsPolicy": "ClusterFirst",
+    "failureThreshold": 3,
+    "imagePullPolicy": "IfNotPresent",
+    "periodSeconds": 10,
+    "protocol": "TCP",
+    "restartPolicy": "Always",
+    "schedulerName": "default-scheduler",
+    "scheme": "HTTP",
+    "successThreshold": 1,
+    "terminationGracePeriodSeconds": 30,
+    "terminationMessagePath": "/dev/termination-log",
+    "terminationMessagePolicy": "File",
+    "timeoutSeconds": 1,
+}
+"""What the API server writes into a pod template where the user wrote nothing."""
+
+
+def target_facts(
+    deployment: Mapping[str, Any],
+    *,
+    pods: Sequence[Mapping[str, Any]] = (),
+    config_maps: Mapping[str, Mapping[str, str]] | None = None,
+    free_gpus: int | None = None,
+    container: str | None = None,
+) -> TargetFacts:
+    """Return the facts of a serving Deployment.
+
+    Args:
+        deployment: The Deployment as plain data.
+        pods: Its pods, where a cluster was asked.
+        config_maps: Data of the ConfigMaps that its pod template names, by name.
+        free_gpus: GPUs that no pod holds; None where the cluster was not asked.
+        container: Name of the vLLM container, where the user gives one.
+    """
+    metadata = _mapping(deployment.get("metadata"))
+    spec = _mapping(deployment.get("spec"))
+    template = _mapping(spec.get("template"))
+    pod_spec = _mapping(template.get("spec"))
+    maps = config_maps or {}
+    found = find_container(pod_spec, container)
+    environment = {} if isinstance(found, Unreadable) else _sourced_environment(found, maps)
+    files = {} if isinstance(found, Unreadable) else _mounted_files(pod_spec, found, maps)
+    server = (
+        found
+        if isinstance(found, Unreadable)
+        else read_container(found, config_files=files, environment=environment)
+    )
+    replicas = _whole(spec.get("replicas"), 1)
+    gpus = pod_gpus(pod_spec)
+    impossible, unchecked = _roll(spec, replicas, gpus, free_gpus)
+    name = found.get("name") if not isinstance(found, Unreadable) else None
+    return TargetFacts(
+        resource_version=str(metadata.get("resourceVersion") or ""),
+        generation=_whole(metadata.get("generation"), 0),
+        template_hash=_template_hash(template, found, [environment, files]),
+        server=server,
+        owner=_owner(metadata),
+        replicas=replicas,
+        rollout=_rollout(deployment, replicas, pods),
+        image_ids=sorted(_image_ids(pods, name)),
+        gpus=gpus,
+        can_roll=impossible,
+        roll_unchecked=unchecked,
+        boot_seconds=_boot_seconds(pods, name),
+    )
+
+
+def pod_gpus(pod_spec: Mapping[str, Any]) -> int:
+    """Return the GPUs that one pod asks for, over its containers."""
+    total = 0
+    for each in pod_spec.get("containers") or []:
+        resources = _mapping(_mapping(each).get("resources"))
+        wanted = {**_mapping(resources.get("requests")), **_mapping(resources.get("limits"))}
+        total += sum(_whole(amount, 0) for name, amount in wanted.items() if _GPU.search(str(name)))
+    return total
+
+
+def _template_hash(
+    template: Mapping[str, Any], found: Mapping[str, Any] | Unreadable, sources: Sequence[Any]
+) -> str:
+    """Name what a pod of this template runs, apart from the speculative argument.
+
+    Values that the API server fills in do not count, so that a manifest and its stored form are
+    the same. The restart annotation does not count either: it starts the same pod again. Files
+    and variables from ConfigMaps do count, as they are arguments too.
+    """
+    plain = dict(template)
+    if not isinstance(found, Unreadable):
+        edit = with_speculative(found, None, environment=sources[0])
+        without = edited_container(found, edit) if isinstance(edit, ArgumentEdit) else dict(found)
+        pod_spec = dict(_mapping(template.get("spec")))
+        pod_spec["containers"] = [
+            without if each is found else each for each in pod_spec.get("containers") or []
+        ]
+        plain["spec"] = pod_spec
+    return digest_of([_bare(plain), list(sources)])[:16]
+
+
+def _bare(value: Any) -> Any:
+    """Leave out what the API server fills in, and what is empty."""
+    if isinstance(value, Mapping):
+        kept = {}
+        for key, inner in value.items():
+            bare = _bare(inner)
+            if key == _RESTARTED_AT or bare in (None, {}, [], ""):
+                continue
+            if key in _DEFAULTS and bare == _DEFAULTS[key]:
+                continue
+            kept[str(key)] = bare
+        return kept
+    if isinstance(value, (list, tuple)):
+        return [_bare(inner) for inner in value]
+    if isinstance(value, (str, int, float, bool)) or value is None:
+        return value
+    return str(value)
+
+
+def _sourced_environment(
+    container: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """Return the variables that come from ConfigMaps."""
+    out: dict[str, str] = {}
+    for source in container.get("envFrom") or []:
+        reference = _mapping(_mapping(source).get("configMapRef"))
+        prefix = str(_mapping(source).get("prefix") or "")
+        data = config_maps.get(str(reference.get("name"))) or {}
+        out.update({prefix + key: str(value) for key, value in data.items()})
+    for entry in container.get("env") or []:
+        reference = _mapping(_mapping(_mapping(entry).get("valueFrom")).get("configMapKeyRef"))
+        data = config_maps.get(str(reference.get("name"))) or {}
+        if reference.get("key") in data:
+            out[str(_mapping(entry).get("name"))] = str(data[reference["key"]])
+    return out
+
+
+def _mounted_files(
+    pod_spec: Mapping[str, Any],
+    container: Mapping[str, Any],
+    config_maps: Mapping[str, Mapping[str, str]],
+) -> dict[str, str]:
+    """Return the files that the container sees from ConfigMaps, by absolute path."""
+    volumes = {
+        str(volume.get("name")): _volume_files(volume, config_maps)
+        for volume in map(_mapping, pod_spec.get("volumes") or [])
+    }
+    out: dict[str, str] = {}
+    for mount in map(_mapping, container.get("volumeMounts") or []):
+        path = str(mount.get("mountPath") or "").rstrip("/")
+        sub_path = str(mount.get("subPath") or "").strip("/")
+        for inner, text in volumes.get(str(mount.get("name")), {}).items():
+            if not sub_path:
+                out[f"{path}/{inner}"] = text
+            elif inner == sub_path:
+                out[path] = text
+            elif inner.startswith(f"{sub_path}/"):
+                out[f"{path}/{inner.removeprefix(f'{sub_path}/')}"] = text
+    return out
+
+
+def _volume_files(
+    volume: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    projected = _mapping(volume.get("projected")).get("sources") or []
+    out: dict[str, str] = {}
+    for source in map(_mapping, [volume, *projected]):
+        reference = _mapping(source.get("configMap"))
+        data = config_maps.get(str(reference.get("name"))) or {}
+        items = reference.get("items")
+        if items:
+            for item in map(_mapping, items):
+                if item.get("key") in data:
+                    out[str(item.get("path"))] = str(data[item["key"]])
+        else:
+            out.update({str(key): str(value) for key, value in data.items()})
+    return out
+
+
+def _owner(metadata: Mapping[str, Any]) -> str | None:
+    for owner in map(_mapping, metadata.get("ownerReferences") or []):
+        if owner.get("controller"):
+            return f"{owner.get('kind')}/{owner.get('name')}"
+    return None
+
+
+def _roll(
+    spec: Mapping[str, Any], replicas: int, gpus: int, free_gpus: int | None
+) -> tuple[str | None, str | None]:
+    """Say why a rollout can never finish, or what it needs that could not be checked."""
+    strategy = _mapping(spec.get("strategy"))
+    if strategy.get("type") == "Recreate":
+        return None, None
+    rolling = _mapping(strategy.get("rollingUpdate"))
+    unavailable = _share_of(rolling.get("maxUnavailable", "25%"), replicas, round_up=False)
+    surge = _share_of(rolling.get("maxSurge", "25%"), replicas, round_up=True)
+    if unavailable or not surge or not gpus or not replicas:
+        # Both 0 means maxUnavailable 1 to the Deployment controller.
+        return None, None
+    need = f"maxUnavailable is 0, so a rollout starts a new pod of {gpus} GPUs beside the old ones"
+    remedy = "free GPUs, or set spec.strategy.rollingUpdate.maxUnavailable to 1"
+    if free_gpus is None:
+        return None, f"{need}; whether they are free was not looked at"
+    if free_gpus < gpus:
+        return f"{need}, and {free_gpus} are free: it would never finish; {remedy}", None
+    return None, None
+
+
+def _share_of(value: object, replicas: int, *, round_up: bool) -> int:
+    text = str(value)
+    if not text.endswith("%"):
+        return _whole(value, 0)
+    hundredths = _whole(text[:-1], 0) * replicas
+    return -(-hundredths // 100) if round_up else hundredths // 100
+
+
+def _rollout(
+    deployment: Mapping[str, Any], replicas: int, pods: Sequence[Mapping[str, Any]]
+) -> RolloutFacts:
+    status = _mapping(deployment.get("status"))
+    generation = _whole(_mapping(deployment.get("metadata")).get("generation"), 0)
+    seen = _whole(status.get("observedGeneration"), -1) >= generation
+    updated = _whole(status.get("updatedReplicas"), 0)
+    available = _whole(status.get("availableReplicas"), 0)
+    present = _whole(status.get("replicas"), 0)
+    message = f"{updated} of {replicas} replicas updated, {available} available"
+    if present > updated:
+        message += f", {present - updated} old"
+    if not seen:
+        message = "the Deployment controller has not seen the last change"
+    complete = seen and updated == replicas == available == present
+    return RolloutFacts(
+        complete=complete,
+        message=message,
+        failing=None if complete else _failing(status, pods),
+    )
+
+
+def _failing(status: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> str | None:
+    for pod in pods:
+        if trouble := _pod_trouble(pod):
+            name = _mapping(pod.get("metadata")).get("name")
+            return f"pod {name}: {trouble}"
+    for condition in map(_mapping, status.get("conditions") or []):
+        stuck = condition.get("type") == "Progressing" and condition.get("status") == "False"
+        failed = condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
+        if stuck or failed:
+            return f"{condition.get('reason')}: {condition.get('message')}"
+    return None
+
+
+def _pod_trouble(pod: Mapping[str, Any]) -> str | None:
+    status = _mapping(pod.get("status"))
+    if _mapping(pod.get("metadata")).get("deletionTimestamp"):
+        return None
+    for each in map(_mapping, _container_statuses(status)):
+        waiting = _mapping(_mapping(each.get("state")).get("waiting"))
+        reason = waiting.get("reason")
+        if reason and reason not in _WAITING_FOR_GOOD:
+            ended = _mapping(_mapping(each.get("lastState")).get("terminated"))
+            last = f" (last exit code {ended['exitCode']})" if "exitCode" in ended else ""
+            return f"{reason}: {waiting.get('message') or 'no message'}{last}"
+        ended = _mapping(_mapping(each.get("state")).get("terminated"))
+        if ended.get("exitCode"):
+            return f"{ended.get('reason') or 'Error'}: exit code {ended['exitCode']}"
+    for condition in map(_mapping, status.get("conditions") or []):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return f"{condition.get('reason')}: {condition.get('message')}"
+    return None
+
+
+def _container_statuses(status: Mapping[str, Any]) -> list[Any]:
+    return [
+        *(status.get("initContainerStatuses") or []),
+        *(status.get("containerStatuses") or []),
+    ]
+
+
+def _image_ids(pods: Sequence[Mapping[str, Any]], name: str | None) -> set[str]:
+    return {
+        str(each["imageID"])
+        for pod in pods
+        for each in map(_mapping, _mapping(pod.get("status")).get("containerStatuses") or [])
+        if each.get("imageID") and (name is None or each.get("name") == name)
+    }
+
+
+def _boot_seconds(pods: Sequence[Mapping[str, Any]], name: str | None) -> float | None:
+    """Return the shortest time from container start to Ready: later ones include lost readiness."""
+    return min(_boots(pods, name), default=None)
+
+
+def _boots(pods: Sequence[Mapping[str, Any]], name: str | None) -> Iterable[float]:
+    for pod in pods:
+        status = _mapping(pod.get("status"))
+        ready = next(
+            (
+                _unix(condition.get("lastTransitionTime"))
+                for condition in map(_mapping, status.get("conditions") or [])
+                if condition.get("type") == "Ready" and condition.get("status") == "True"
+            ),
+            None,
+        )
+        for each in map(_mapping, status.get("containerStatuses") or []):
+            running = _mapping(_mapping(each.get("state")).get("running"))
+            started = _unix(running.get("startedAt"))
+            if each.get("name") == name and ready is not None and started is not None:
+                yield max(0.0, ready - started)
+
+
+def _unix(text: object) -> float | None:
+    if isinstance(text, datetime.datetime):
+        return text.timestamp()
+    try:
+        return datetime.datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _whole(value: object, default: int) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    text = str(value)
+    return int(text) if re.fullmatch(r"-?\d{1,9}", text) else default
