@@ -74,16 +74,16 @@ class Request:
     preemptions: int = 0
     cached: int = 0
     """Prompt tokens found in the prefix cache when first scheduled."""
+    decoding: bool = False
+    """Whether it is past prefill."""
     computed: int = 0
     to_compute: int = 0
+    """Tokens of its prefill: the prompt, and after a preemption the output so far too."""
+    room: int = 0
+    """Tokens that its blocks hold; negative once it has left the engine."""
     own_blocks: int = 0
     guesses: random.Random = field(default_factory=random.Random)
     ease: float = 1.0
-
-    @property
-    def decoding(self) -> bool:
-        """Whether it is past prefill."""
-        return self.computed >= self.to_compute > 0
 
 
 @dataclass(slots=True)
@@ -112,6 +112,30 @@ class Output:
     finished: bool
     before: float
     """When it gained tokens before; NaN for its first."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What a step computes, as it is put together."""
+
+    budget: int
+    verified: int
+    scheduled: list[tuple[Request, int]] = field(default_factory=list)
+    decoding: int = 0
+    context: int = 0
+    prefill: int = 0
+    finishing: int = 0
+    """Requests whose prefill this step completes."""
+    preempted: bool = False
+
+    def add_prefill(self, request: Request) -> None:
+        """Give a request as much of its prefill as the budget allows."""
+        left = request.to_compute - request.computed
+        tokens = min(self.budget, left)
+        self.scheduled.append((request, tokens))
+        self.prefill += tokens
+        self.budget -= tokens
+        self.finishing += tokens == left
 
 
 class StepFault(Exception):
@@ -157,10 +181,8 @@ class Engine:
         self._verified_before = first
         self._seen = {first}
         self._on_change = on_change
-        self._scheduled: list[tuple[Request, int]] = []
-        self._verified = 0
+        self._plan = _Plan(0, first)
         self._next_drafted = first
-        self._preempted = False
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -182,32 +204,21 @@ class Engine:
     def begin(self, now: float) -> float | None:
         """Schedule a step and return its seconds; None when there is nothing to do."""
         settings = self.settings
-        verified = self.drafted
-        budget = settings.max_num_batched_tokens
-        scheduled = self._schedule_running(budget, verified)
-        budget -= sum(tokens for _, tokens in scheduled)
-        if not self._preempted:
-            self._schedule_waiting(now, budget, scheduled)
-        if not scheduled:
+        plan = _Plan(settings.max_num_batched_tokens, self.drafted)
+        self._schedule_running(plan)
+        if not plan.preempted:
+            self._schedule_waiting(plan, now)
+        if not plan.scheduled:
             return None
-        self._scheduled = scheduled
-        self._verified = verified
-        decoding = [request for request, _ in scheduled if request.decoding]
-        context = sum(request.prompt_tokens + request.produced for request in decoding)
-        self._next_drafted = self._tokens(scheduled, decoding, context)
-        finishing = sum(
-            request.computed + tokens >= request.to_compute
-            for request, tokens in scheduled
-            if not request.decoding
-        )
-        proposed = settings.max_tokens if settings.drafter_ignores_tokens else self._next_drafted
+        self._plan = plan
+        self._next_drafted = self._tokens(plan)
         step = Step(
-            decoding=len(decoding),
-            verified=verified if decoding else 0,
-            drafting=len(decoding) + finishing,
-            drafted=proposed,
-            prefill=sum(tokens for request, tokens in scheduled if not request.decoding),
-            context=context,
+            decoding=plan.decoding,
+            verified=plan.verified if plan.decoding else 0,
+            drafting=plan.decoding + plan.finishing,
+            drafted=settings.max_tokens if settings.drafter_ignores_tokens else self._next_drafted,
+            prefill=plan.prefill,
+            context=plan.context,
             speculative=settings.speculative,
             dynamic=settings.tokens_for is not None,
         )
@@ -221,14 +232,15 @@ class Engine:
         """
         counts = self.counts
         counts.steps += 1
-        verified, outputs = self._verified, []
-        for request, tokens in self._scheduled:
-            if request.own_blocks < 0:  # aborted during the step
+        verified, outputs = self._plan.verified, []
+        for request, tokens in self._plan.scheduled:
+            if request.room < 0:  # aborted during the step
                 continue
             if not request.decoding:
                 request.computed += tokens
-                if not request.decoding:
+                if request.computed < request.to_compute:
                     continue
+                request.decoding = True
                 gained = 1
                 if math.isnan(request.prefilled_at):
                     request.prefilled_at = now
@@ -258,43 +270,38 @@ class Engine:
             if self._on_change is not None:
                 self._on_change(self.drafted, self._next_drafted)
             self.drafted = self._next_drafted
-        self._scheduled = []
         return outputs
 
-    def _schedule_running(self, budget: int, verified: int) -> list[tuple[Request, int]]:
+    def _schedule_running(self, plan: _Plan) -> None:
         """Give every running request its tokens, taking room from the youngest where it lacks."""
-        self._preempted = False
-        scheduled: list[tuple[Request, int]] = []
-        at = 0
-        while at < len(self.running) and budget > 0:
+        at, tokens = 0, 1 + plan.verified
+        while at < len(self.running) and plan.budget > 0:
             request = self.running[at]
             if request.decoding:
-                tokens = 1 + verified
-                if tokens > budget:
-                    break
-                while not self._grow(request, request.prompt_tokens + request.produced + tokens):
+                if tokens > plan.budget:
+                    return
+                length = request.prompt_tokens + request.produced
+                while length + tokens > request.room and not self._grow(request, length + tokens):
                     self._preempt(self.running[-1])
-                    if at >= len(self.running):
-                        return scheduled
+                    plan.preempted = True
+                    if at == len(self.running):
+                        return
+                plan.scheduled.append((request, tokens))
+                plan.decoding += 1
+                plan.context += length
+                plan.budget -= tokens
             else:
-                tokens = min(budget, request.to_compute - request.computed)
-            scheduled.append((request, tokens))
-            budget -= tokens
+                plan.add_prefill(request)
             at += 1
-        return scheduled
 
-    def _schedule_waiting(
-        self, now: float, budget: int, scheduled: list[tuple[Request, int]]
-    ) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.settings.max_num_seqs:
+    def _schedule_waiting(self, plan: _Plan, now: float) -> None:
+        while self.waiting and plan.budget > 0 and len(self.running) < self.settings.max_num_seqs:
             request = self.waiting[0]
             if not self._admit(request, now):
                 return
             self.waiting.popleft()
             self.running.append(request)
-            tokens = min(budget, request.to_compute - request.computed)
-            scheduled.append((request, tokens))
-            budget -= tokens
+            plan.add_prefill(request)
 
     def _admit(self, request: Request, now: float) -> bool:
         """Take blocks for the whole prompt, reusing what the prefix cache holds."""
@@ -311,6 +318,7 @@ class Engine:
             self.cache.release(request.prefix, 0)
             return False
         request.own_blocks = own
+        request.room = (len(request.prefix) + own) * BLOCK
         request.computed, request.to_compute = hits, length
         if math.isnan(request.scheduled_at):
             request.scheduled_at = now
@@ -321,40 +329,37 @@ class Engine:
         return True
 
     def _grow(self, request: Request, tokens: int) -> bool:
-        missing = -(-tokens // BLOCK) - len(request.prefix) - request.own_blocks
-        if missing <= 0:
-            return True
+        missing = -(-(tokens - request.room) // BLOCK)
         if not self.cache.take(missing):
             return False
         request.own_blocks += missing
+        request.room += missing * BLOCK
         return True
 
     def _preempt(self, request: Request) -> None:
         """Send a request back to be computed anew, prompt and output together."""
         self.running.remove(request)
         self._release(request)
-        request.own_blocks = request.computed = request.to_compute = 0
+        request.decoding = False
+        request.room = request.computed = request.to_compute = 0
         request.preemptions += 1
         self.counts.preemptions += 1
         self.waiting.appendleft(request)
-        self._preempted = True
 
     def _release(self, request: Request) -> None:
         self.cache.release(request.prefix, request.own_blocks)
-        request.own_blocks = -1
+        request.own_blocks, request.room = 0, -1
 
-    def _tokens(
-        self, scheduled: Sequence[tuple[Request, int]], decoding: Sequence[Request], context: int
-    ) -> int:
-        """Return the draft tokens that this step proposes."""
+    def _tokens(self, plan: _Plan) -> int:
+        """Return the draft tokens that a step proposes for the next."""
         tokens_for = self.settings.tokens_for
         if tokens_for is None:
             return self.settings.max_tokens
-        if decoding:
-            mean = context // len(decoding)
+        if plan.decoding:
+            mean = plan.context // plan.decoding
         else:
-            mean = sum(request.computed for request, _ in scheduled) // len(scheduled)
-        return tokens_for(len(scheduled), max(1, mean))
+            mean = sum(request.computed for request, _ in plan.scheduled) // len(plan.scheduled)
+        return tokens_for(len(plan.scheduled), max(1, mean))
 
     def _seconds(self, step: Step, now: float) -> float:
         world = self.world

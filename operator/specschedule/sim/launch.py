@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass as checked
 from specschedule.core import schedule as schedules
 from specschedule.sim.engine import Graphs, Settings, TokensFor
 from specschedule.sim.faults import Fault, Planted
+from specschedule.sim.known_flags import TAKES_SEVERAL, TAKES_VALUE
 from specschedule.sim.worlds import World
 from specschedule.vllm_facts import flags
 from specschedule.vllm_facts.flags import Flag, FlagError, Token
@@ -43,6 +44,14 @@ _LATE = {
     schedules.EMPTY: "num_speculative_tokens_per_batch_size must be a non-empty list of "
     "(range_start, range_end, num_speculative_tokens) entries.",
 }
+
+
+_CARRIES_ITS_MODEL = ("mtp", "dspark", "ngram", "[ngram]", "suffix", "extract_hidden_states")
+_DRAFTS_IN_FULL = ("draft_model", "dflash", "dspark", "ngram", "ngram_gpu")
+"""Methods whose drafter ignores the tokens chosen on model runner V2: the surplus is cut."""
+
+_ASSERTS_FULL = ("ngram_gpu", "suffix", "medusa", "extract_hidden_states")
+"""Methods that die on model runner V1 when fewer tokens than the most are chosen."""
 
 
 class Refused(Exception):
@@ -147,7 +156,15 @@ class Launch:
         """Lowest level that is logged."""
         if self.hits(Fault.HIDDEN_WARNING):
             return "ERROR"
-        return self.environment.get("VLLM_LOGGING_LEVEL", "INFO").upper()
+        return str(
+            self.non_default.get("log_level") or self.environment.get("VLLM_LOGGING_LEVEL", "INFO")
+        ).upper()
+
+    @property
+    def dies_of_fewer_tokens(self) -> bool:
+        """Whether the drafter insists on proposing the most tokens."""
+        method = (self.speculative or {}).get("method")
+        return self.runner == "V1" and method in _ASSERTS_FULL
 
     def hits(self, fault: Fault) -> bool:
         """Say whether a fault is planted and concerns this launch."""
@@ -281,7 +298,8 @@ def _resolved(launch: Launch, config: SpeculativeConfig | None) -> Launch:
             max_tokens=max_tokens,
             tokens_for=table,
             graphs=in_effect,
-            drafter_ignores_tokens=launch.hits(Fault.DRAFTER_IGNORES_K),
+            drafter_ignores_tokens=launch.hits(Fault.DRAFTER_IGNORES_K)
+            or (launch.runner == "V2" and config.method in _DRAFTS_IN_FULL),
         ),
     )
 
@@ -330,7 +348,8 @@ def _checked(speculative: Mapping[str, Any] | None, world: World) -> Speculative
             "ValueError: num_speculative_tokens must be provided with speculative_config unless "
             "the draft model config contains an n_predict parameter."
         )
-    if config.method is None and config.model is None:
+    method = config.method or ""
+    if config.model is None and not method.startswith(_CARRIES_ITS_MODEL) and "mtp" not in method:
         raise Refused(
             "ValueError: num_speculative_tokens was provided but without speculative model."
         )
@@ -385,8 +404,9 @@ class _Arguments:
         self._tokens, self._flags = tokens, flags_given
         spare = self._spare()
         self.positional = spare[0] if spare else None
-        if len(spare) > 1:
-            raise Refused(f"vllm: error: unrecognized arguments: {' '.join(spare[1:])}", 2)
+        unknown = [flag.written for flag in flags_given if not _known(flag.name)] + spare[1:]
+        if unknown:
+            raise Refused(f"vllm: error: unrecognized arguments: {' '.join(unknown)}", 2)
 
     def text(self, name: str) -> str | None:
         """Return the last value of a flag."""
@@ -464,23 +484,22 @@ class _Arguments:
         taken: set[int] = set()
         for flag in self._flags:
             taken.update(range(flag.first, flag.last + 1))
-            if flag.value is not None and not flag.joined and flag.name in _LISTS:
+            if (
+                flag.value is not None
+                and not flag.joined
+                and flag.name.lstrip("-") in TAKES_SEVERAL
+            ):
                 taken.update(range(flag.last + 1, flag.last + 1 + len(self._following(flag))))
         return [token.text for at, token in enumerate(self._tokens) if at not in taken]
 
 
-_LISTS = frozenset(
-    {
-        "--served-model-name",
-        "--api-key",
-        "--allowed-origins",
-        "--allowed-methods",
-        "--allowed-headers",
-        "--lora-modules",
-        "--middleware",
-    }
-)
-"""Flags that take several values."""
+def _known(name: str) -> bool:
+    """Say whether vLLM has a flag; ``-O3`` and ``-O.mode`` are its short forms of levels."""
+    return (
+        name.removeprefix("--") in TAKES_VALUE
+        or flags.takes_no_value(name)
+        or name.startswith("-O")
+    )
 
 
 def _plain(text: str) -> Any:

@@ -15,6 +15,7 @@ from specschedule.sim import api, startup, text
 from specschedule.sim.api import ApiError, Asked
 from specschedule.sim.engine import Engine, Request, StepFault
 from specschedule.sim.faults import Fault
+from specschedule.sim.interval_stats import IntervalStats
 from specschedule.sim.launch import VERSION, Launch
 from specschedule.sim.logs import EngineLog
 from specschedule.sim.metrics import EngineMetrics
@@ -92,6 +93,7 @@ class Server:
 
     async def _serve(self) -> int:
         steps = asyncio.ensure_future(self._step_on())
+        interval = asyncio.ensure_future(self._log_stats())
         stop = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait({steps, stop}, return_when=asyncio.FIRST_COMPLETED)
         try:
@@ -106,7 +108,7 @@ class Server:
             )
             return 0
         finally:
-            for task in (steps, stop):
+            for task in (steps, stop, interval):
                 task.cancel()
             for sequence in list(self._sequences.values()):
                 self._drop(sequence.answer)
@@ -115,7 +117,7 @@ class Server:
         self._log.line(
             "EngineCore", "ERROR", "core.py:1133", "EngineCore encountered a fatal error."
         )
-        self._log.line("EngineCore", "ERROR", "core.py:1133", f"{TRACE}RuntimeError: {error}")
+        self._log.line("EngineCore", "ERROR", "core.py:1133", f"{TRACE}{error}")
         self._log.line(
             "APIServer",
             "ERROR",
@@ -168,10 +170,22 @@ class Server:
                 elif not alive:
                     self._drop(sequence.answer)
 
+    async def _log_stats(self) -> None:
+        if self.launch.non_default.get("disable_log_stats"):
+            return
+        stats = IntervalStats(self.engine, time.monotonic())
+        seconds = float(self.launch.environment.get("VLLM_LOG_STATS_INTERVAL", "10"))
+        while True:
+            await asyncio.sleep(seconds)
+            for file, message in stats.lines(time.monotonic()):
+                self._log.line("APIServer", "INFO", file, message)
+
     def _changed(self, before: int, after: int) -> None:
+        if self.launch.dies_of_fewer_tokens and after < self.launch.settings.max_tokens:
+            raise StepFault("AssertionError: num_speculative_tokens == self.num_speculative_tokens")
         if self._strikes(Fault.CRASH_AT_BOUNDARY):
             raise StepFault(
-                f"The size of tensor a ({1 + after}) must match the size of tensor b "
+                f"RuntimeError: The size of tensor a ({1 + after}) must match the size of tensor b "
                 f"({1 + before}) at non-singleton dimension 0"
             )
 

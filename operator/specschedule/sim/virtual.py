@@ -1,14 +1,16 @@
 """Launches and load windows in virtual time, for experiments by the thousand."""
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
 from specschedule.core.evidence import Cell, Launch, Profile, Quantiles, Receipt
-from specschedule.core.schedule import effective
+from specschedule.core.schedule import speculative_config
 from specschedule.core.spec import Slo
-from specschedule.sim.engine import Engine, Graphs, Output, Request, Settings
+from specschedule.sim.engine import Engine, Output, Request, Settings
+from specschedule.sim.launch import VERSION, Refused, read
 from specschedule.sim.worlds import World
 
 
@@ -20,8 +22,22 @@ class Arm:
     max_tokens: int = 0
     """num_speculative_tokens; 0 for no speculative config."""
     schedule: Sequence[Sequence[int]] | None = None
-    graphs: Graphs | None = None
-    """What vLLM would choose when left out."""
+    graphs: str | None = None
+    """CUDA graph mode asked for; vLLM's default when left out."""
+
+    def arguments(self, world: World) -> list[str]:
+        """Return the arm as vLLM's arguments."""
+        out = []
+        if self.max_tokens:
+            config = speculative_config(
+                {"method": world.method, "model": "draft"},
+                max_tokens=self.max_tokens,
+                rows=self.schedule,
+            )
+            out += ["--speculative-config", json.dumps(config)]
+        if self.graphs:
+            out += ["--compilation-config.cudagraph_mode", self.graphs]
+        return out
 
 
 @dataclass(frozen=True)
@@ -38,23 +54,12 @@ def settings_for(world: World, arm: Arm) -> Settings:
     """Return the settings with which vLLM would run an arm in this world.
 
     Raises:
-        specschedule.core.schedule.ScheduleError: The arm's schedule is none.
+        specschedule.sim.launch.Refused: vLLM would not start it.
     """
-    if arm.schedule is None:
-        table = None
-    else:
-        table = effective(
-            arm.schedule, max_tokens=arm.max_tokens, max_num_seqs=world.max_num_seqs
-        ).tokens
-    lost = arm.schedule is not None and world.runner == "V1"
-    return Settings(
-        max_tokens=arm.max_tokens,
-        tokens_for=table,
-        graphs=arm.graphs or (Graphs.PIECEWISE if lost else Graphs.FULL),
-        max_num_seqs=world.max_num_seqs,
-        max_num_batched_tokens=world.max_num_batched_tokens,
-        kv_tokens=world.kv_tokens,
-    )
+    launch = read(arm.arguments(world), {}, world)
+    if launch.late_refusal is not None:
+        raise Refused(launch.late_refusal)
+    return launch.settings
 
 
 def simulate_hold(
@@ -120,7 +125,7 @@ def simulate_launch(
         cells.append(window.cell(f"r{round}-hold{point}-s{seed}", arm.name, launch, round))
         now = window.drain(now)
     receipt = Receipt(
-        engine_version="0.32.0",
+        engine_version=VERSION,
         model_runner=world.runner,
         graph_mode=engine.settings.graphs.value,
         schedule=[list(row) for row in arm.schedule] if arm.schedule is not None else None,
