@@ -109,6 +109,8 @@ class Measurement:
     async def cell(self, left_out: Sequence[Record] | None = None) -> Cell:
         """Return the cell of the closed window, with the engine's counters over it."""
         before, after = await asyncio.gather(*self._readings)
+        self._note_running(before)
+        self._note_running(after)
         delta = None
         if before is not None and after is not None:
             delta = engine_metrics.difference(before, after)
@@ -150,7 +152,9 @@ class Measurement:
     async def _sample(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
-            sample = await self._read()
-            running = engine_metrics.total(sample, engine_metrics.RUNNING) if sample else None
-            if running is not None:
-                self.meter.running.append(running)
+            self._note_running(await self._read())
+
+    def _note_running(self, sample: engine_metrics.Sample | None) -> None:
+        running = engine_metrics.total(sample, engine_metrics.RUNNING) if sample else None
+        if running is not None:
+            self.meter.running.append(running)

@@ -1,6 +1,7 @@
 """The load profiles of a closed loop: hold, depth, crossing, burst."""
 
 import asyncio
+import math
 import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -41,7 +42,9 @@ class Closed:
         self._clock = measurement.clock
         self._opened = asyncio.Event()
         self._moved = asyncio.Event()
-        self._needed: int | None = None
+        self._opens = False
+        self._gap = 0.0
+        """Mean seconds between the ends of two requests, as seen before the window."""
         self._steady = True
 
     async def run(self, *, continued: bool = False) -> Cell:
@@ -66,31 +69,35 @@ class Closed:
         assert record.ended is not None
         if meter.is_open:
             meter.finish(record)
-            if self._needed is not None and meter.tally.offered >= self._needed:
-                self._measurement.close(record.ended, self._streams.active.values())
             self._moved.set()
-        elif meter.opened is None and self._ready(record.ended):
-            self._open(record.ended)
+        elif not self._opens and self._ready(record.ended):
+            self._opens = True
+            self._gap = self._source.output_tokens / self._measurement.throughput.rate(record.ended)
+            loop = asyncio.get_running_loop()
+            loop.call_at(record.ended + self._gap / 2, self._open)
 
     async def _hold(self, concurrency: int) -> Cell:
         measurement = self._measurement
+        meter, requests = measurement.meter, measurement.window.requests
         measurement.exactly = lambda: self._streams.as_planned
-        # At least one whole turn of all streams, or slow ones would be missing.
-        self._needed = max(measurement.window.requests, concurrency)
         await self._settle(concurrency)
-        while measurement.meter.is_open:
-            self._moved.clear()
-            await self._moved.wait()
+        # Whole turns of all streams, so that their phases weigh nothing; a tenth more than asked
+        # for, so that chance seldom leaves too few.
+        turns = math.ceil((1.1 * requests + 1) / concurrency)
+        length = self._gap * turns * concurrency
+        await asyncio.sleep(length)
+        while meter.tally.offered < requests:
+            await asyncio.sleep(length / 8)
+        measurement.close(self._clock(), self._streams.active.values())
         if self._profile.kind == "hold":
             return await measurement.cell()
-        left_out = [record for record in measurement.meter.counted if unfit(record)]
-        return await measurement.cell(left_out)
+        return await measurement.cell([record for record in meter.counted if unfit(record)])
 
     async def _settle(self, target: int, *, continued: bool = False) -> None:
         """Bring the load to a number of streams and wait until the window is open."""
         self._streams.hold(target, self._source, self._measurement.window.cell, spread=True)
         if continued:
-            self._open(self._clock())
+            self._open()
         await self._opened.wait()
 
     def _ready(self, now: float) -> bool:
@@ -99,11 +106,11 @@ class Closed:
         elapsed = throughput.elapsed(now)
         if elapsed < settling.shortest or not self._streams.turned_over or not settling.allowed():
             return False
-        self._steady = throughput.steady(now)
-        return self._steady or elapsed > settling.longest
+        self._steady = throughput.steady(now) and self._streams.as_planned
+        return self._steady or (elapsed > settling.longest and throughput.rate(now) > 0)
 
-    def _open(self, now: float) -> None:
-        measurement = self._measurement
+    def _open(self) -> None:
+        measurement, now = self._measurement, self._clock()
         seconds = measurement.throughput.elapsed(now)
         if not self._steady:
             measurement.notes.append(

@@ -49,6 +49,12 @@ class Throughput:
         error = math.sqrt(2 * sum(squares) / 3)
         return max(sums) - min(sums) <= max(TOLERANCE * mean, NOISE * error)
 
+    def rate(self, now: float) -> float:
+        """Return tokens per second over the last three quarters of the time since the change."""
+        start = self._started + (now - self._started) / 4
+        first = bisect_right(self._times, start)
+        return self._between(self._tokens, first, len(self._times)) / (now - start)
+
     @staticmethod
     def _between(cumulative: list[int], first: int, last: int) -> int:
         """Return the sum of the entries first..last-1 of a series given by its running sums."""

@@ -54,7 +54,7 @@ class ClosedLoop:
     @property
     def turned_over(self) -> bool:
         """Whether every request in flight is a full one of the present cell."""
-        return self.as_planned and all(
+        return len(self._streams) == self.target and all(
             record.cell == self._cell and not record.partial for record in self.active.values()
         )
 
