@@ -5,6 +5,7 @@ Speculative arms must be the same engine in everything but how many tokens are d
 reported. A fact that no launch told is Unknown, and Unknown holds promotion.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -162,28 +163,38 @@ def _quoted(launches: Sequence[Launch], kind: str) -> list[str]:
 
 def _graph_coverage(drafting: Sequence[Launch], server: ServerFacts) -> Gate:
     gate = "graphCoverage"
-    cut = _quoted(drafting, CAPTURE_TRUNCATED)
-    modes = {each.receipt.graph_mode for each in drafting}
-    if modes <= {"NONE"}:
+    if {each.receipt.graph_mode for each in drafting} <= {"NONE"}:
         return not_applicable(gate, "NoGraphs", "no arm uses CUDA graphs")
-    short = []
+    cut: set[str] = set()
+    beyond: set[str] = set()
     for each in drafting:
-        sizes, largest = each.receipt.captured_sizes, each.receipt.num_speculative_tokens
-        if not sizes or largest is None or each.schedule is None:
-            continue
-        for first, last, *_, tokens in each.schedule:
-            batch = min(last, server.max_num_seqs)
-            needed = batch * (min(tokens, largest) + 1)
-            if first <= server.max_num_seqs and needed > max(sizes):
-                short.append(f"{each.arm}: row up to {batch} with K={tokens} needs {needed}")
-    if short or cut:
+        needed = _largest_step(each, server)
+        for text in noted(each.receipt, CAPTURE_TRUNCATED):
+            limit = int(re.findall(r"\d+", text)[-1]) if re.search(r"\d", text) else 0
+            if needed is None or needed > limit:
+                cut.add(f"{each.arm} needs a graph of {needed or 'unknown'} tokens: {text}")
+        captured = max(each.receipt.captured_sizes or [0])
+        if needed is not None and 0 < captured < needed:
+            beyond.add(f"{each.arm} takes steps of up to {needed} tokens, captured are {captured}")
+    if cut:
         return fails(
             gate,
             "NotCaptured",
-            "; ".join([*sorted(set(short)), *cut])
-            + ": the largest batches run without graphs and must not be compared as if they did",
+            f"{'; '.join(sorted(cut))}: its largest batches run without graphs and must not be "
+            "compared as if they had them",
         )
+    if beyond:
+        said = "; ".join(sorted(beyond))
+        return passes(gate, f"{said}: larger steps run without full graphs", "BeyondCaptured")
     return passes(gate, "captured graph sizes cover the rows of every schedule, as far as told")
+
+
+def _largest_step(launch: Launch, server: ServerFacts) -> int | None:
+    """Return the most tokens that a decoding step of a schedule verifies: batch x (K + 1)."""
+    if launch.schedule is None:
+        return None
+    rows = [row for row in launch.schedule if row[0] <= server.max_num_seqs]
+    return max((min(row[1], server.max_num_seqs) * (row[-1] + 1) for row in rows), default=None)
 
 
 def _kv_cache(counted: Sequence[Launch]) -> Gate:

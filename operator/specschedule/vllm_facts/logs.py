@@ -1,0 +1,260 @@
+"""Facts in vLLM's start-up log.
+
+Lines are matched on the text of their message, never on file and line, in whatever form they
+come: plain, with a process prefix, with the opening bracket lost, coloured, or as JSON objects.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeGuard
+
+from specschedule.core.receipts import (
+    ASYNC_DISABLED,
+    CAPTURE_TRUNCATED,
+    COMPILED_UNDER_LOAD,
+    GRAPH_MODE_OVERRIDDEN,
+    RUNNER_FALLBACK,
+    SCHEDULE_DISABLED,
+    TUNED,
+)
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d\b")
+_PREFIX = re.compile(
+    r"^\s*(?:\(?[\w -]+ pid=\d+\)\s*)?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) "
+    r"\d\d-\d\d \d\d:\d\d:\d\d )?(?:\[?[\w./-]+:\d+\] ?)?"
+)
+
+NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (SCHEDULE_DISABLED, re.compile(r"Disabling num_speculative_tokens_per_batch_size")),
+    (
+        GRAPH_MODE_OVERRIDDEN,
+        re.compile(
+            r"(?:(?i:overrid(?:ing|den|es)\b.*\b)(?:cudagraph_mode|PIECEWISE|NONE|FULL\w*)|setting "
+            r"cudagraph_mode=|Cudagraph mode \S+ (?:is not "
+            r"compatible|requires piecewise)|disabling torch\.compile,? (?:and )?CUDAGraphs)"
+        ),
+    ),
+    (RUNNER_FALLBACK, re.compile(r"using the V1 model runner instead")),
+    (
+        ASYNC_DISABLED,
+        re.compile(r"Async scheduling (?:is not|not supported|will be disabled|is disabled)"),
+    ),
+    (
+        CAPTURE_TRUNCATED,
+        re.compile(
+            r"Truncating max_cudagraph_capture_size to|cudagraph_capture_sizes specified in .* is "
+            r"overridden|maximum \d+ (?:was )?(?:cut|truncated) to \d+"
+        ),
+    ),
+    (TUNED, re.compile(r"Compiling a graph for compile range")),
+    (COMPILED_UNDER_LOAD, re.compile(r"during inference: .*causes a latency spike")),
+)
+"""Warnings that matter, by kind; the first pattern that is found in a message gives its kind."""
+
+_BANNER = re.compile(r"Initializing a V1 LLM engine \(v([^)]+)\) with config: (.*)")
+_STARTED = re.compile(
+    r"init engine \(profile|Starting vLLM (?:API )?server|Application startup complete"
+)
+_GRAPH_MODE = re.compile(r"'cudagraph_mode': <CUDAGraphMode\.(\w+)")
+_TO_MODE = re.compile(
+    r"(?:to|cudagraph_mode=) ?(NONE|PIECEWISE|FULL_AND_PIECEWISE|FULL_DECODE_ONLY|FULL)\b"
+)
+_FROM_MODE = re.compile(r"from (?:CUDAGraphMode\.)?\w+ to (?:CUDAGraphMode\.)?(\w+)")
+_CAPTURED = re.compile(r"'cudagraph_capture_sizes': (\[[\d, ]*\])")
+_ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
+_KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
+_BACKEND = re.compile(r"Using (\S+) attention backend|Using (\S+_ATTN\S*|FLASHINFER\S*) backend")
+_COMPILE_HASH = re.compile(r"torch_compile_cache/([0-9a-f]{10})")
+_AUTOTUNE_HASH = re.compile(r"flashinfer_autotune_cache/[^/]+/[^/]+/([0-9a-f]{64})")
+
+
+@dataclass
+class LogFacts:
+    """What a start-up log tells; None where it does not."""
+
+    version: str | None = None
+    model: str | None = None
+    revision: str | None = None
+    quantization: str | None = None
+    device: str | None = None
+    drafter: str | None = None
+    num_speculative_tokens: int | None = None
+    schedule_asked: list[list[int]] | None = None
+    """The schedule among the arguments; asked for, not necessarily in effect."""
+    model_runner: str | None = None
+    graph_mode: str | None = None
+    captured_sizes: list[int] | None = None
+    attention_backend: str | None = None
+    async_scheduling: bool | None = None
+    kv_cache_tokens: int | None = None
+    compile_hash: str | None = None
+    autotune_hash: str | None = None
+    caches_warm: bool | None = None
+    level_hides_warnings: bool | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def messages(text: str) -> Iterable[str]:
+    """Return the messages of a log, one a line, without prefixes and colours."""
+    for line in text.splitlines():
+        bare = _COLOUR.sub("", line).strip()
+        if bare.startswith("{") and (said := _json_message(bare)) is not None:
+            yield from said.splitlines()
+        elif bare:
+            yield _PREFIX.sub("", bare, count=1)
+
+
+def read_log(text: str) -> LogFacts:
+    """Return the facts of a start-up log.
+
+    What is told by silence (model runner V1, asynchronous scheduling) is only taken from a log
+    that shows vLLM's information lines through the end of the start.
+    """
+    facts = LogFacts()
+    readers: dict[re.Pattern[str], Callable[[LogFacts, re.Match[str]], None]] = {
+        _BANNER: _banner,
+        _ARGUMENTS: _arguments,
+        _KV_TOKENS: _kv_tokens,
+        _BACKEND: _backend,
+        _COMPILE_HASH: _compile_hash,
+        _AUTOTUNE_HASH: _autotune_hash,
+    }
+    overrides: list[str] = []
+    informs = started = warns = warm = False
+    for message in messages(text):
+        for pattern, read in readers.items():
+            if match := pattern.search(message):
+                read(facts, match)
+        informs = informs or _BANNER.search(message) is not None
+        started = started or _STARTED.search(message) is not None
+        if "Using V2 Model Runner" in message:
+            facts.model_runner = "V2"
+        if re.search(r"Directly load (?:the compiled graph|AOT compilation)", message):
+            warm = True
+        kind = next((kind for kind, pattern in NOTES if pattern.search(message)), None)
+        if kind:
+            warns = True
+            note = f"{kind}: {message[:500]}"
+            if note not in facts.notes:
+                facts.notes.append(note)
+        if kind == GRAPH_MODE_OVERRIDDEN:
+            overrides.append(message)
+    _conclude(facts, informs=informs, started=started, overrides=overrides, warm=warm)
+    seen = informs or warns or _shows_levels(text)
+    facts.level_hides_warnings = not seen if text.strip() else None
+    return facts
+
+
+def _conclude(
+    facts: LogFacts, *, informs: bool, started: bool, overrides: list[str], warm: bool
+) -> None:
+    kinds = {note.split(":", 1)[0] for note in facts.notes}
+    if facts.model_runner is None and (RUNNER_FALLBACK in kinds or (informs and started)):
+        facts.model_runner = "V1"
+    if ASYNC_DISABLED in kinds:
+        facts.async_scheduling = False
+    elif facts.async_scheduling is None and informs and started:
+        facts.async_scheduling = True
+    for message in overrides:
+        # Later lines come from the worker, whose word is the last one.
+        if (mode := _overridden_to(message)) and facts.graph_mode != "NONE":
+            facts.graph_mode = mode
+    if not started and not overrides:
+        # A worker may still overrule the configured mode.
+        facts.graph_mode = None
+    if TUNED in kinds:
+        facts.caches_warm = False
+    elif warm:
+        facts.caches_warm = True
+    if facts.device == "cpu" and facts.attention_backend is None:
+        # vLLM has one backend for CPUs and does not name it.
+        facts.attention_backend = "CPU_ATTN"
+
+
+def _overridden_to(message: str) -> str | None:
+    if match := _FROM_MODE.search(message):
+        return match.group(1)
+    found = _TO_MODE.findall(message)
+    return found[-1] if found else None
+
+
+def _shows_levels(text: str) -> bool:
+    """Whether any line of level WARNING or below is shown."""
+    if _LEVEL.search(_COLOUR.sub("", text[:1_000_000])):
+        return True
+    return re.search(r'"level(?:name)?": ?"(?:DEBUG|INFO|WARNING)"', text) is not None
+
+
+def _json_message(line: str) -> str | None:
+    try:
+        plain = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(plain, dict):
+        return None
+    said = plain.get("message", plain.get("msg"))
+    return said if isinstance(said, str) else None
+
+
+def _banner(facts: LogFacts, match: re.Match[str]) -> None:
+    facts.version, config = match.groups()
+
+    def told(pattern: str) -> str | None:
+        found = re.search(pattern, config)
+        return found.group(1) if found and found.group(1) != "None" else None
+
+    facts.model = told(r"^model='([^']*)'")
+    facts.revision = told(r"\brevision=([^,]+)")
+    facts.quantization = told(r"\bquantization=([^,]+)")
+    facts.device = told(r"\bdevice_config=(\w+)")
+    method = told(r"SpeculativeConfig\(method='([^']*)'")
+    drafter = told(r"SpeculativeConfig\(method=[^)]*model='([^']*)'")
+    facts.drafter = drafter or method
+    tokens = told(r"SpeculativeConfig\([^)]*num_spec_tokens=(\d+)")
+    facts.num_speculative_tokens = int(tokens) if tokens else None
+    mode = _GRAPH_MODE.search(config)
+    facts.graph_mode = mode.group(1) if mode else None
+    sizes = _CAPTURED.search(config)
+    facts.captured_sizes = json.loads(sizes.group(1)) if sizes else None
+
+
+def _arguments(facts: LogFacts, match: re.Match[str]) -> None:
+    try:
+        arguments = ast.literal_eval(match.group(1))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return
+    if arguments.get("async_scheduling") is False:
+        facts.async_scheduling = False
+    speculative = arguments.get("speculative_config")
+    if isinstance(speculative, dict):
+        rows = speculative.get("num_speculative_tokens_per_batch_size")
+        facts.schedule_asked = [list(row) for row in rows] if _are_rows(rows) else None
+
+
+def _are_rows(rows: object) -> TypeGuard[list[list[int]]]:
+    return isinstance(rows, (list, tuple)) and all(
+        isinstance(row, (list, tuple)) and all(type(number) is int for number in row)
+        for row in rows
+    )
+
+
+def _kv_tokens(facts: LogFacts, match: re.Match[str]) -> None:
+    if digits := match.group(1).replace(",", ""):
+        facts.kv_cache_tokens = int(digits[:18])
+
+
+def _backend(facts: LogFacts, match: re.Match[str]) -> None:
+    # The target's backend is chosen first, the drafter's after it.
+    facts.attention_backend = facts.attention_backend or match.group(1) or match.group(2)
+
+
+def _compile_hash(facts: LogFacts, match: re.Match[str]) -> None:
+    facts.compile_hash = match.group(1)
+
+
+def _autotune_hash(facts: LogFacts, match: re.Match[str]) -> None:
+    facts.autotune_hash = match.group(1)

@@ -1,0 +1,127 @@
+"""vLLM's metrics: the names that this product reads, and facts in one scrape.
+
+A renamed metric returns nothing and raises nothing, so names stand here only and a golden of each
+release says which of them exist.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+CACHE_CONFIG = "vllm:cache_config_info"
+DRAFTS = "vllm:spec_decode_num_drafts"
+DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens"
+ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens"
+OUTPUT_TOKENS = "vllm:generation_tokens"
+PREEMPTIONS = "vllm:num_preemptions"
+PREFIX_QUERIES = "vllm:prefix_cache_queries"
+PREFIX_HITS = "vllm:prefix_cache_hits"
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+
+FAMILIES = (
+    CACHE_CONFIG,
+    DRAFTS,
+    DRAFT_TOKENS,
+    ACCEPTED_TOKENS,
+    OUTPUT_TOKENS,
+    PREEMPTIONS,
+    PREFIX_QUERIES,
+    PREFIX_HITS,
+    RUNNING,
+    WAITING,
+)
+"""Families as they stand in a ``# TYPE`` line; counters end in ``_total`` in their samples."""
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """Facts in one scrape of a server, summed over its engines; None where a family is absent."""
+
+    kv_cache_tokens: int | None = None
+    drafts: float | None = None
+    draft_tokens: float | None = None
+    accepted_tokens: float | None = None
+    preemptions: float | None = None
+    running: float | None = None
+    waiting: float | None = None
+    drafts_by_engine: tuple[tuple[str, float, float], ...] = ()
+    """(engine, drafts, accepted tokens)."""
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Mean tokens a draft yields, 1 + accepted / drafts; None when nothing was drafted."""
+        if not self.drafts or self.accepted_tokens is None:
+            return None
+        return 1 + self.accepted_tokens / self.drafts
+
+    @property
+    def engines_disagree(self) -> bool:
+        """Whether one engine accepts drafts and another drafts in vain."""
+        shares = [accepted / drafts for _, drafts, accepted in self.drafts_by_engine if drafts]
+        return len(shares) > 1 and min(shares) == 0 < max(shares)
+
+
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+
+
+def read_metrics(text: str) -> Scrape:
+    """Return the facts of a scrape; text that is no Prometheus text has none."""
+    samples = _samples(text)
+
+    def total(name: str) -> float | None:
+        values = [value for _, value in samples.get(name, []) if value == value]
+        return sum(values) if values else None
+
+    return Scrape(
+        kv_cache_tokens=_kv_cache_tokens(labels for labels, _ in samples.get(CACHE_CONFIG, [])),
+        drafts=total(DRAFTS),
+        draft_tokens=total(DRAFT_TOKENS),
+        accepted_tokens=total(ACCEPTED_TOKENS),
+        preemptions=total(PREEMPTIONS),
+        running=total(RUNNING),
+        waiting=total(WAITING),
+        drafts_by_engine=_by_engine(samples),
+    )
+
+
+def _samples(text: str) -> Samples:
+    """Return the samples of the families read here; a page's other families cost time only."""
+    wanted = tuple(FAMILIES)
+    lines = [
+        line
+        for line in text.splitlines()
+        if line.startswith(wanted) or (line.startswith("# TYPE ") and line[7:].startswith(wanted))
+    ]
+    found: Samples = {}
+    try:
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for sample in family.samples:
+                name = sample.name.removesuffix("_total")
+                if not sample.name.endswith("_created") and name in FAMILIES:
+                    found.setdefault(name, []).append((dict(sample.labels), float(sample.value)))
+    except (ValueError, KeyError, IndexError):
+        return {}
+    return found
+
+
+def _kv_cache_tokens(all_labels: Iterable[dict[str, str]]) -> int | None:
+    """Return the KV cache in tokens, as the engine says or from its blocks."""
+    sizes = []
+    for labels in all_labels:
+        told = labels.get("kv_cache_size_tokens", "")
+        blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
+        if told.isdigit():
+            sizes.append(int(told))
+        elif blocks.isdigit() and size.isdigit():
+            sizes.append(int(blocks) * int(size))
+    return min(sizes, default=None)
+
+
+def _by_engine(samples: Samples) -> tuple[tuple[str, float, float], ...]:
+    accepted = {labels.get("engine", ""): n for labels, n in samples.get(ACCEPTED_TOKENS, [])}
+    return tuple(
+        (engine, n, accepted.get(engine, 0.0))
+        for engine, n in ((labels.get("engine", ""), n) for labels, n in samples.get(DRAFTS, []))
+    )

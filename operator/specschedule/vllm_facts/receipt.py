@@ -1,0 +1,118 @@
+"""The receipt of a launch, from what its server says: endpoints, metrics and start-up log."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specschedule.core.evidence import Receipt
+from specschedule.vllm_facts.logs import LogFacts, read_log
+from specschedule.vllm_facts.metrics import read_metrics
+
+_GRAPH_MODES: dict[object, str] = {
+    0: "NONE",
+    1: "PIECEWISE",
+    2: "FULL",
+    (2, 0): "FULL_DECODE_ONLY",
+    (2, 1): "FULL_AND_PIECEWISE",
+}
+"""How /server_info writes a CUDA graph mode."""
+
+
+def read_receipt(
+    *,
+    version: Mapping[str, Any] | None = None,
+    server_info: Mapping[str, Any] | None = None,
+    metrics_text: str | None = None,
+    log_text: str | None = None,
+) -> Receipt:
+    """Return the facts that a running server tells.
+
+    Args:
+        version: Body of ``GET /version``.
+        server_info: Body of ``GET /server_info?config_format=json`` (development mode only).
+        metrics_text: Body of ``GET /metrics``.
+        log_text: The server's log from its beginning.
+
+    What the worker decides (graph mode) counts before what was configured; what nothing tells
+    stays absent.
+    """
+    log = read_log(log_text) if log_text else LogFacts()
+    info = _mapping(server_info)
+    config = _mapping(info.get("vllm_config"))
+    speculative = _mapping(config.get("speculative_config"))
+    model = _mapping(config.get("model_config"))
+    environment = _mapping(info.get("vllm_env"))
+    system = _mapping(info.get("system_env"))
+    scrape = read_metrics(metrics_text) if metrics_text else None
+    forced = {"1": "V2", "0": "V1"}.get(str(environment.get("VLLM_USE_V2_MODEL_RUNNER")))
+    told_schedule = "num_speculative_tokens_per_batch_size" in speculative
+    return Receipt(
+        engine_version=_text(_mapping(version).get("version")) or log.version,
+        model=_text(model.get("model")) or log.model,
+        model_revision=_text(model.get("revision")) or log.revision,
+        quantization=_text(model.get("quantization")) or log.quantization,
+        drafter=_text(speculative.get("model")) or _text(speculative.get("method")) or log.drafter,
+        model_runner=log.model_runner or forced,
+        graph_mode=log.graph_mode or _configured_mode(config),
+        captured_sizes=log.captured_sizes,
+        attention_backend=log.attention_backend,
+        async_scheduling=_flag(_mapping(config.get("scheduler_config")).get("async_scheduling"))
+        if config
+        else log.async_scheduling,
+        kv_cache_tokens=(scrape.kv_cache_tokens if scrape else None) or log.kv_cache_tokens,
+        schedule=_rows(speculative.get("num_speculative_tokens_per_batch_size"))
+        if told_schedule
+        else None,
+        num_speculative_tokens=_whole(speculative.get("num_speculative_tokens"))
+        or log.num_speculative_tokens,
+        torch_version=_text(system.get("torch_version")),
+        cuda_version=_text(system.get("cuda_runtime_version")),
+        driver_version=_text(system.get("nvidia_driver_version")),
+        compile_hash=log.compile_hash,
+        autotune_hash=log.autotune_hash,
+        caches_warm=log.caches_warm,
+        log_level_hides_warnings=log.level_hides_warnings,
+        notes=log.notes + _switched_off(log, speculative, told_schedule) or None,
+    )
+
+
+def _configured_mode(config: Mapping[str, Any]) -> str | None:
+    """Return the configured graph mode where no worker can overrule it."""
+    value = _mapping(config.get("compilation_config")).get("cudagraph_mode")
+    key = tuple(value) if isinstance(value, list) else value
+    mode = _GRAPH_MODES.get(key) if isinstance(key, (int, tuple)) else None
+    return mode if mode == "NONE" else None
+
+
+def _switched_off(log: LogFacts, speculative: Mapping[str, Any], told_schedule: bool) -> list[str]:
+    """Note a schedule that was asked for and is not in the running configuration."""
+    asked, told = log.schedule_asked, speculative.get("num_speculative_tokens_per_batch_size")
+    if told_schedule and told is None and asked is not None:
+        return [
+            "ScheduleDisabled: the running configuration has no schedule although one was asked for"
+        ]
+    return []
+
+
+def _rows(value: object) -> list[list[int]] | None:
+    if not isinstance(value, list) or not all(
+        isinstance(row, (list, tuple)) and all(type(number) is int for number in row)
+        for row in value
+    ):
+        return None
+    return [list(row) for row in value]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _flag(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
