@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import exp, expm1, inf, isfinite, log, log1p
+from math import exp, expm1, inf, log, log1p
 from typing import NamedTuple
 
 from specschedule.core.evidence import Cell, Launch
@@ -24,6 +24,9 @@ MIN_REQUESTS = 20
 
 CONTEXT_STEP = 1.5
 """Mean contexts of one load point further apart than this factor are different contexts."""
+
+MIXED_STEP = 0.1
+"""A window whose tokens per verification are further than this share from the plan is mixed."""
 
 Parts = Mapping[tuple[str | None, int | None], float]
 """A metric of one launch by (category, context class), each the mean of its windows."""
@@ -55,11 +58,8 @@ class Pair(NamedTuple):
     round: int
     arm: Launch
     reference: Launch
-
-    @property
-    def arm_first(self) -> bool:
-        """Whether the arm was launched before its reference."""
-        return self.arm.launch < self.reference.launch
+    arm_first: bool
+    """Whether the arm was launched before its reference."""
 
 
 def requirements(bar: Bar) -> list[Improve | Protect]:
@@ -107,12 +107,39 @@ def measured(cell: Cell, metric: Metric) -> float | None:
             return None if value is None or value <= 0 else float(value)
 
 
+def drafted_tokens(cell: Cell) -> float | None:
+    """Return the tokens drafted per verification; 0 when nothing was drafted, None if unknown."""
+    if cell.draft_tokens is None or cell.drafts is None:
+        return None
+    return cell.draft_tokens / cell.drafts if cell.drafts else 0.0
+
+
+def mixed(cell: Cell) -> bool:
+    """Say whether a window is no evidence for one K: none is planned, or another was drafted."""
+    if cell.tokens is None:
+        return True
+    drafted = drafted_tokens(cell)
+    return drafted is not None and abs(drafted - cell.tokens) > MIXED_STEP * max(1, cell.tokens)
+
+
+def acceptance_length(cells: Iterable[Cell]) -> float | None:
+    """Return tokens per verification, pooled: 1 + accepted / drafts.
+
+    None where nothing was drafted, or it is not known.
+    """
+    counted = [c for c in cells if c.drafts is not None and c.accepted_tokens is not None]
+    drafts = sum(cell.drafts or 0 for cell in counted)
+    if not drafts:
+        return None
+    return 1 + sum(cell.accepted_tokens or 0 for cell in counted) / drafts
+
+
 def difference(metric: Metric, arm: Parts, reference: Parts) -> float | None:
     """Return how much better the arm is than its reference, on the additive scale.
 
     Both are averaged over the categories and contexts that both have; windows that mix the
-    categories are preferred where both have them. Minus infinity for a rate that fell to zero;
-    None when there is nothing to compare, or the reference is zero.
+    categories are preferred where both have them. Infinite where one of two rates is zero; None
+    when there is nothing to compare, or both are zero.
     """
     shared = arm.keys() & reference.keys()
     mixed = {key for key in shared if key[0] is None}
@@ -123,10 +150,8 @@ def difference(metric: Metric, arm: Parts, reference: Parts) -> float | None:
     b = sum(reference[key] for key in keys) / len(keys)
     if metric is Metric.ATTAINMENT:
         return a - b
-    if b <= 0 or not (isfinite(a) and isfinite(b)):
-        return None
-    if a <= 0:
-        return -inf
+    if a <= 0 or b <= 0:
+        return None if a <= 0 and b <= 0 else (-inf if a <= 0 else inf)
     return log(b / a) if metric.smaller_is_better else log(a / b)
 
 
@@ -145,7 +170,7 @@ class Evidence:
     _parts: dict[tuple[int, Place], Parts] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        ordered = sorted(self.launches, key=lambda launch: launch.launch)
+        ordered = in_time_order(self.launches)
         warm = any(launch.receipt.caches_warm for launch in ordered)
         self.counted, self.dropped = [], []
         for launch in ordered:
@@ -220,7 +245,8 @@ class Evidence:
             for place in self.split(Place(metric, at))
         ]
         kept = [value for value in found if value is not None]
-        return sum(kept) / len(kept) if kept else None
+        opposed = {inf, -inf} <= set(kept)
+        return sum(kept) / len(kept) if kept and not opposed else None
 
     def split(self, place: Place) -> list[Place]:
         """Return a place by context class, where the load point has several."""
@@ -244,9 +270,10 @@ class Evidence:
             tries: dict[int, list[Launch]] = defaultdict(list)
             for launch in rounds[number]:
                 tries[launch.attempt].append(launch)
-            lasts = {launch.arm: launch for launch in rounds[number]}
+            both = rounds[number]
+            lasts = [x for i, x in enumerate(both) if all(x.arm != y.arm for y in both[i + 1 :])]
             candidates = [tries[attempt] for attempt in sorted(tries, reverse=True)]
-            for group in [*candidates, sorted(lasts.values(), key=lambda x: x.launch)]:
+            for group in [*candidates, lasts]:
                 matched = _matched(number, group, arm)
                 if matched:
                     found.extend(matched)
@@ -259,6 +286,23 @@ class Evidence:
             cell.offered < MIN_REQUESTS for launch in launches for cell in self.at(launch, place)
         )
 
+    def unplanned_tokens(self) -> list[str]:
+        """Say where the tokens drafted are not those planned: the windows are mixed."""
+        found: dict[str, str] = {}
+        for launch in self.counted:
+            for cell in self.cells(launch):
+                drafted = drafted_tokens(cell)
+                if cell.tokens is None or drafted is None or not mixed(cell):
+                    continue
+                where = f"{launch.arm} at {cell.profile.concurrency}"
+                found.setdefault(
+                    where,
+                    f"{where}: {drafted:.2f} tokens were drafted per verification where "
+                    f"{cell.tokens} are planned; the batch size counts every scheduled request, "
+                    "prefills too",
+                )
+        return list(found.values())
+
     @property
     def rate(self) -> Metric:
         """Goodput where it was measured, else throughput: what whole arms are compared by."""
@@ -266,6 +310,14 @@ class Evidence:
             if any(cell.good is not None for cell in launch.cells):
                 return Metric.GOODPUT
         return Metric.THROUGHPUT
+
+
+def in_time_order(launches: Sequence[Launch]) -> list[Launch]:
+    """Return launches in time order: by number, or by round where numbers repeat."""
+    numbers = [launch.launch for launch in launches]
+    if len(set(numbers)) == len(numbers):
+        return sorted(launches, key=lambda launch: launch.launch)
+    return sorted(launches, key=lambda x: (x.round, x.attempt, x.position, x.launch))
 
 
 def uncounted(launch: Launch) -> str | None:
@@ -293,6 +345,6 @@ def _matched(number: int, launches: Sequence[Launch], arm: str) -> list[Pair]:
             waiting = launch
             continue
         ours, other = (launch, waiting) if launch.arm == arm else (waiting, launch)
-        found.append(Pair(number, ours, other))
+        found.append(Pair(number, ours, other, arm_first=ours is waiting))
         waiting = None
     return found

@@ -6,35 +6,14 @@ so it cannot win at one point by losing at another that the candidate keeps.
 
 import json
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite
 
 from specschedule.core import eprocess
 from specschedule.core.compare import INCUMBENT, NONE, Evidence, to_share
 from specschedule.core.noise import Noise
 from specschedule.core.observed import ServerFacts
 from specschedule.core.schedule import speculative_config
-from specschedule.core.values import Value
-
-
-class Control(Value):
-    """A control against a candidate, over the load points."""
-
-    arm: str
-    """none or static-K."""
-    change: float
-    """How much better the control is than the candidate; negative: the candidate is better."""
-    against_incumbent: float | None = None
-    """How much better the control is than the incumbent."""
-    low: float | None = None
-    """Lower end of the 95 % interval of change; absent for an arm launched once."""
-    high: float | None = None
-    """Upper end."""
-    count: int
-    """Launches of the control behind it."""
-    beats: bool
-    """Whether the control is better than the candidate by more than the noise floor."""
-    message: str
-    """The same for people."""
+from specschedule.core.verdict import Control
 
 
 def is_control(arm: str) -> bool:
@@ -44,34 +23,51 @@ def is_control(arm: str) -> bool:
 
 def compare(evidence: Evidence, noise: Noise, candidate: str) -> list[Control]:
     """Compare every control with a candidate."""
-    found = []
-    floor = noise.floor(None)
-    for arm in sorted({launch.arm for launch in evidence.counted if is_control(launch.arm)}):
-        differences = _differences(evidence, arm, candidate)
-        if not differences:
-            continue
-        mean = sum(differences) / len(differences)
-        bounds = eprocess.interval(differences, seed=evidence.spec.experiment.seed)
-        against = _differences(evidence, arm, INCUMBENT)
-        beats = mean > 1e-9 and (floor is None or mean > floor or _shown(differences))
-        change = to_share(evidence.rate, mean)
-        found.append(
-            Control(
-                arm=arm,
-                change=change,
-                against_incumbent=to_share(evidence.rate, sum(against) / len(against))
-                if against
-                else None,
-                low=to_share(evidence.rate, bounds[0]) if bounds else None,
-                high=to_share(evidence.rate, bounds[1]) if bounds else None,
-                count=len(evidence.of(arm)),
-                beats=beats,
-                message=f"{arm} is {change:+.1%} against {candidate} in {evidence.rate.value} "
-                f"over the load points (n = {len(evidence.of(arm))}, noise floor "
-                + (f"{to_share(evidence.rate, floor):.1%})" if floor is not None else "unknown)"),
-            )
-        )
-    return found
+    arms = sorted({launch.arm for launch in evidence.counted if is_control(launch.arm)})
+    found = [_compare(evidence, noise.floor(None), arm, candidate) for arm in arms]
+    return [control for control in found if control is not None]
+
+
+def _compare(evidence: Evidence, floor: float | None, arm: str, candidate: str) -> Control | None:
+    differences = _differences(evidence, arm, candidate)
+    if not differences:
+        return None
+    mean = sum(differences) / len(differences)
+    bounds = eprocess.interval(differences, seed=evidence.spec.experiment.seed)
+    against = _differences(evidence, arm, INCUMBENT)
+    change = _share(evidence, mean)
+    launches = len(evidence.of(arm))
+    noise = f"{to_share(evidence.rate, floor):.1%}" if floor is not None else "unknown"
+    ahead = (
+        f"{change:+.1%} against {candidate}"
+        if change is not None
+        else f"measured where {candidate} has no good request"
+    )
+    return Control(
+        arm=arm,
+        change=change,
+        against_incumbent=_share(evidence, sum(against) / len(against)) if against else None,
+        low=to_share(evidence.rate, bounds[0]) if bounds else None,
+        high=to_share(evidence.rate, bounds[1]) if bounds else None,
+        count=launches,
+        beats=mean > max(floor or 0.0, 1e-9) or (len(differences) > 1 and _shown(differences)),
+        message=f"{arm} is {ahead} in {evidence.rate.value} over the load points "
+        f"(n = {launches}, noise floor {noise})",
+    )
+
+
+def _share(evidence: Evidence, mean: float) -> float | None:
+    return None if mean == inf else to_share(evidence.rate, mean)
+
+
+def best(found: Sequence[Control]) -> Control | None:
+    """Return the control that beats the candidate by most; None when none does."""
+    beating = [control for control in found if control.beats]
+    return max(beating, key=_lead, default=None)
+
+
+def _lead(control: Control) -> float:
+    return inf if control.change is None else control.change
 
 
 def _differences(evidence: Evidence, arm: str, reference: str) -> list[float]:
@@ -99,14 +95,15 @@ def _shown(differences: Sequence[float]) -> bool:
 def recommendation(found: Sequence[Control], evidence: Evidence, server: ServerFacts | None) -> str:
     """Name the best control that beats both the candidate and the incumbent, with its argument.
 
-    Empty when there is none.
+    Empty when there is none: then what serves now is best.
     """
-    beating = [c for c in found if c.beats and (c.against_incumbent or 0.0) > 0]
-    if not beating:
+    chosen = best([control for control in found if (control.against_incumbent or 0.0) > 0])
+    if chosen is None:
         return ""
-    best = max(beating, key=lambda control: control.change)
-    incumbent = f", {best.against_incumbent:+.1%} against the incumbent"
-    return f"{best.arm}: {argument(best.arm, evidence, server)} ({best.message}{incumbent})"
+    return (
+        f"{chosen.arm}: {argument(chosen.arm, evidence, server)} ({chosen.message}, "
+        f"{chosen.against_incumbent:+.1%} against the incumbent)"
+    )
 
 
 def argument(arm: str, evidence: Evidence, server: ServerFacts | None) -> str:
@@ -130,5 +127,7 @@ def standing(evidence: Evidence, arms: Sequence[str]) -> dict[str, float]:
         found = _differences(evidence, arm, INCUMBENT) if arm != INCUMBENT else [0.0]
         if found:
             levels[arm] = sum(found) / len(found)
-    best = max(levels.values(), default=0.0)
-    return {arm: -to_share(evidence.rate, level - best) for arm, level in levels.items()}
+    lead = max(levels.values(), default=0.0)
+    if not isfinite(lead):
+        return {}
+    return {arm: -to_share(evidence.rate, level - lead) for arm, level in levels.items()}

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import isfinite, sqrt
+from math import expm1, isfinite, sqrt
 
 import numpy as np
 
@@ -141,42 +141,79 @@ def _tokens(cells: Collection[Cell]) -> int | None:
 def suspect(evidence: Evidence) -> Suspect | None:
     """Return what disturbs the bench, when A/A comparisons show an effect that cannot be real.
 
-    Asks of whole arms (mean over the load points): does the twin differ from the incumbent, do
-    relaunches of one arm drift one way by more than pairs can cancel, does the place in the pair
-    decide. Each is asked both ways, so each needs twice the evidence.
+    Asks of whole arms (mean over the load points): does the twin differ from the incumbent, does
+    the place in the pair decide, do relaunches of one arm move one way.
     """
-    needed = 2 * eprocess.E_NEEDED
-    twins = _over(evidence, [(p.arm, p.reference) for p in evidence.pairs(TWIN)])
-    found = _shown(twins, twins, needed)
-    if found:
-        share = np.expm1(np.mean(twins))
-        places = {
-            arm: {(x.receipt.node, x.receipt.gpu) for x in evidence.of(arm)}
-            for arm in REFERENCE_ARMS
-        }
-        name = "launch"
-        if places[TWIN].isdisjoint(places[INCUMBENT]):
-            name = "place"
-        elif len({p.arm_first for p in evidence.pairs(TWIN)}) == 1:
-            name = "order"
-        return Suspect(
-            name=name,
-            message=f"the twin of the incumbent differs from it by {share:+.1%} "
-            f"over {len(twins)} rounds, and both run the same arguments",
-        )
+    return _twin_differs(evidence) or _order_decides(evidence) or _level_drifts(evidence)
+
+
+def _twin_differs(evidence: Evidence) -> Suspect | None:
+    pairs = evidence.pairs(TWIN)
+    differences = _over(evidence, [(pair.arm, pair.reference) for pair in pairs])
+    if not _shown(differences, eprocess.E_NEEDED):
+        return None
+    sides = [{(x.receipt.node, x.receipt.gpu) for x in evidence.of(arm)} for arm in REFERENCE_ARMS]
+    name = "launch"
+    if sides[0].isdisjoint(sides[1]):
+        name = "place"
+    elif len({pair.arm_first for pair in pairs}) == 1:
+        name = "order"
+    return Suspect(
+        name=name,
+        message=f"the twin of the incumbent differs from it by {_mean_share(differences)} over "
+        f"{len(differences)} rounds, and both run the same arguments",
+    )
+
+
+def _order_decides(evidence: Evidence) -> Suspect | None:
+    """Ask whether the second launch of a pair differs from the first, whichever arm it is.
+
+    The mean over two pairs in opposite orders holds the effect of the order and not the arm's.
+    """
+    for candidate in evidence.spec.candidates:
+        pairs = evidence.pairs(f"candidate-{candidate.name}")
+        seconds: dict[bool, list[float]] = {True: [], False: []}
+        for pair in pairs:
+            order = (pair.arm, pair.reference)
+            first, second = order if pair.arm_first else order[::-1]
+            seconds[pair.arm_first].extend(_over(evidence, [(second, first)]))
+        blocks = [(a + b) / 2 for a, b in zip(seconds[True], seconds[False], strict=False)]
+        if _shown(blocks, 2 * eprocess.E_NEEDED):
+            return Suspect(
+                name="order",
+                message=f"the second launch of a pair differs from the first by "
+                f"{_mean_share(blocks)}, whichever arm it is ({len(blocks)} times two pairs)",
+            )
     return None
+
+
+def _level_drifts(evidence: Evidence) -> Suspect | None:
+    neighbours = [(b, a) for a, b in pairwise(evidence.counted) if a.arm == b.arm]
+    differences = _over(evidence, neighbours)
+    if not _shown(differences, 2 * eprocess.E_NEEDED):
+        return None
+    return Suspect(
+        name="drift",
+        message=f"a relaunch of the same arm differs from the launch before by "
+        f"{_mean_share(differences)}, always the same way ({len(differences)} relaunches)",
+    )
+
+
+def _mean_share(differences: Sequence[float]) -> str:
+    return f"{expm1(sum(differences) / len(differences)):+.1%}"
 
 
 def _over(evidence: Evidence, launches: Sequence[tuple[Launch, Launch]]) -> list[float]:
     found = [evidence.over(evidence.rate, a, b) for a, b in launches]
-    return [value for value in found if value is not None]
+    return [value for value in found if value is not None and isfinite(value)]
 
 
-def _shown(values: Sequence[float], scaled_by: Sequence[float], needed: float) -> bool:
-    if not values:
+def _shown(differences: Sequence[float], needed: float) -> bool:
+    """Say whether differences lie on one side of zero; bets are scaled by their sizes alone."""
+    if not differences:
         return False
-    scale = float(np.median(np.abs(scaled_by)))
+    scale = float(np.median(np.abs(differences)))
     return any(
-        eprocess.evidence([sign * value for value in values], scale=scale) >= needed
+        eprocess.evidence([sign * value for value in differences], scale=scale) >= needed
         for sign in (1, -1)
     )

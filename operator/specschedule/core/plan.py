@@ -1,21 +1,22 @@
-"""The experiment's plan: balanced rounds, windows and cost, and what to launch next.
+"""The experiment's plan: balanced rounds, and what to launch next.
 
-Everything is a function of (spec, seed, what is done), so a restarted operator goes on exactly
+The plan is a function of (spec, seed, what is done), so a restarted operator goes on exactly
 where it was.
 """
 
 import random
 from collections.abc import Sequence
-from math import ceil
 
 from specschedule.core import judge
 from specschedule.core.arms import ZERO, Arm, arms
-from specschedule.core.compare import INCUMBENT, NONE, TWIN, Evidence, requirements, uncounted
-from specschedule.core.controls import standing
-from specschedule.core.evidence import Launch, Profile
+from specschedule.core.budget import ROUNDS, ArmCost, BudgetLeft, Cost, budget_left, cost
+from specschedule.core.compare import INCUMBENT, TWIN, Evidence, uncounted
+from specschedule.core.controls import is_control, standing
+from specschedule.core.evidence import Launch
 from specschedule.core.spec import Effort, Spec
 from specschedule.core.values import Value
 from specschedule.core.visit import Window
+from specschedule.core.windows import windows
 
 __all__ = [
     "Arm",
@@ -37,29 +38,15 @@ __all__ = [
 MAX_ATTEMPTS = 3
 """A pair that was void this often is not launched again."""
 
-ROUNDS = {Effort.QUICK: (3, 3), Effort.STANDARD: (5, 12), Effort.THOROUGH: (6, 24)}
-"""Fewest and most rounds per candidate, by effort."""
-
-CONTROLS_AFTER = {Effort.QUICK: 3, Effort.STANDARD: 2}
-"""Round of the first candidate after whose pair the controls are launched once."""
+CONTROLS_AFTER = {Effort.QUICK: 3, Effort.STANDARD: 2, Effort.THOROUGH: 2}
+"""Round of a candidate by whose end each control was launched once: after its pair, except in
+Thorough, where every round holds them."""
 
 PATH_ARMS_AFTER = 4
 """Standard: round after whose pair the arms of the tax table are launched once."""
 
 NEAR_THE_LEAD = 0.05
 """Standard: a control within this share of the best arm is launched in every later round."""
-
-CROSSING_SECONDS = 5.0
-"""Time on each side of a boundary."""
-
-WARM_UP_SECONDS = 30.0
-"""Assumed for the cost until it is known."""
-
-ASSUMED_TPOT_S = 0.03
-"""Assumed for the cost where the SLO has no tpot."""
-
-SCRAPES_PER_VISIT = 4
-"""One before the first window counts, three after the last."""
 
 
 class LaunchRecord(Launch):
@@ -130,47 +117,48 @@ class _Walk:
         self.arms = {arm.name: arm for arm in arms if arm.same_as is None}
         self.done = sorted(done, key=lambda record: record.launch)
         self.run = run
-        self.gone: set[str] = set()
-        """Controls that cannot be measured."""
 
     def next(self) -> Next:
+        """Go through the candidates in order; the next one enters only if the leader fails."""
         candidates = [name for name in self.arms if name.startswith("candidate-")]
         if not candidates:
             return Finished(
                 reason="NothingToTest",
                 message="every candidate does exactly what the incumbent does",
             )
-        fewest, most = ROUNDS[self.effort]
         number = 0
         for candidate in candidates:
-            limit = most
-            local = 0
-            while local < limit:
+            local, going_on = 0, True
+            while going_on:
                 local += 1
                 number += 1
-                order = self._order(candidate, local, number)
-                answer = self._missing(candidate, number, order)
+                answer = self._missing(candidate, number, self._order(candidate, local, number))
                 if answer is not None:
                     return answer
-                if self._failed(candidate):
-                    break
-                if local < fewest:
-                    continue
-                judgement = judge.judge(self.spec, self._before(number + 1))
-                if not judge.settled(judgement, candidate.removeprefix("candidate-")):
-                    continue
-                if judgement.watch and limit == most and fewest < most and local < most:
-                    limit = local + 1
-                    continue
-                break
-            if self._better(candidate, number):
+                going_on = not self._failed(candidate) and self._goes_on(candidate, local, number)
+            if self._verdict(candidate, number) == "Better":
                 return Finished(reason="Decided", message=f"{candidate} meets the bar")
         return Finished(reason="AllTried", message=f"no candidate met the bar in {number} rounds")
 
-    def _better(self, candidate: str, number: int) -> bool:
+    def _goes_on(self, candidate: str, local: int, number: int) -> bool:
+        """Say whether a candidate needs another round after this one."""
+        fewest, most = ROUNDS[self.effort]
+        if local >= most:
+            return False
+        if local < fewest:
+            can_stop = self.effort is not Effort.QUICK and local > CONTROLS_AFTER[self.effort]
+            return not (can_stop and self._verdict(candidate, number) == "Worse")
         judgement = judge.judge(self.spec, self._before(number + 1))
         name = candidate.removeprefix("candidate-")
-        return any(v.candidate == name and v.verdict == "Better" for v in judgement.verdicts)
+        if judge.settled(judgement, name) is None:
+            return True
+        watched = any(item.candidate == name for item in judgement.watch)
+        before = judge.judge(self.spec, self._before(number))
+        return watched and (local == fewest or judge.settled(before, name) is None)
+
+    def _verdict(self, candidate: str, number: int) -> str | None:
+        judgement = judge.judge(self.spec, self._before(number + 1))
+        return judge.settled(judgement, candidate.removeprefix("candidate-"))
 
     def _before(self, number: int) -> list[LaunchRecord]:
         return [record for record in self.done if record.round < number and record.over]
@@ -193,7 +181,7 @@ class _Walk:
         return order + [arm for arm in self._once(candidate, local, number) if arm not in order]
 
     def _controls(self) -> list[str]:
-        return [n for n in self.arms if n == NONE or n.startswith("static-")]
+        return [name for name in self.arms if is_control(name)]
 
     def _members(self, candidate: str, number: int) -> list[str]:
         """Return the controls close enough to the lead to be launched in every round."""
@@ -318,6 +306,9 @@ class _Walk:
         warm = any(other.receipt.caches_warm for other in self.done)
         if warm and record.receipt.caches_warm is False:
             return "it compiled or tuned while other launches found warm caches"
+        spoiled = [cell.void for cell in record.cells if cell.void and cell.profile.kind == "hold"]
+        if spoiled:
+            return f"a window is void: {spoiled[0]}"
         return uncounted(record) if record.cells else None
 
     def _last_void(self, number: int, group: Sequence[str]) -> str:
@@ -339,229 +330,3 @@ class _Walk:
 
     def _fault(self, arm: str) -> str:
         return next((r.failed for r in self.done if r.arm == arm and r.failed is not None), "")
-
-
-def windows(spec: Spec, arm: Arm, *, round: int, first: bool) -> list[Window]:
-    """Return what a launch measures: the same for all arms of a round, in the same order.
-
-    Args:
-        spec: The question.
-        arm: Arm; it decides the planned tokens and, in Standard and Thorough, the crossings.
-        round: Round of the launch, from 1; it decides the order and the prompts.
-        first: Whether it is the arm's first launch, which measures every crossing.
-    """
-    load, effort = spec.load, spec.experiment.effort
-    points = sorted(set(load.points))
-    random.Random(f"{spec.experiment.seed}:points:{round}").shuffle(points)
-    named = {
-        (at, requirement.category)
-        for requirement in requirements(spec.bar)
-        for at in requirement.at or points
-        if requirement.category is not None
-    }
-    contexts = None
-    if load.prompts is None:
-        contexts = (load.prompt_tokens, load.prompt_tokens + load.output_tokens)
-    seeds = 2 if effort is Effort.THOROUGH else 1
-    base = 1000 * spec.experiment.seed + 10 * round
-    found = []
-    for at in points:
-        for category in (None, *sorted(c for a, c in named if a == at and c is not None)):
-            for seed in range(base, base + seeds):
-                middle = f"hold{at}" + (f"-{category}" if category else "")
-                found.append(
-                    Window(
-                        cell=f"r{round}-{middle}-s{seed}",
-                        profile=Profile(kind="hold", concurrency=at),
-                        category=category,
-                        tokens=arm.tokens(at, contexts),
-                        seed=seed,
-                        requests=load.requests,
-                    )
-                )
-    if effort is Effort.QUICK or not arm.name.startswith("candidate-"):
-        return found
-    crossings = _crossings(arm, points)
-    if not first and effort is Effort.STANDARD and crossings:
-        crossings = [crossings[round % len(crossings)]]
-    found.extend(
-        Window(
-            cell=f"r{round}-cross{boundary}-p{number}-s{base}",
-            profile=Profile(
-                kind="crossing",
-                low=low,
-                high=high,
-                boundary=boundary,
-                period_seconds=CROSSING_SECONDS,
-                pass_=number,
-            ),
-            seed=base,
-            requests=load.requests,
-        )
-        for low, boundary, high in crossings
-        for number in (1, 2)
-    )
-    return found
-
-
-def _crossings(arm: Arm, points: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return (low, boundary, high): the nearest load points on both sides of each boundary."""
-    found = []
-    for boundary in arm.boundaries():
-        below = [at for at in points if at <= boundary]
-        above = [at for at in points if at > boundary]
-        if below and above:
-            found.append((max(below), boundary, min(above)))
-    return found
-
-
-class ArmCost(Value):
-    """What one arm costs, and what it buys."""
-
-    arm: str
-    """Arm."""
-    launches: int
-    """Launches."""
-    minutes: float
-    """Minutes of its pods, boot included."""
-    gpu_hours: float
-    """GPU-hours."""
-    buys: str
-    """What its launches are for."""
-
-
-class Cost(Value):
-    """What a run costs when the first candidate decides it as early as it can."""
-
-    launches: int
-    """Launches together."""
-    minutes: float
-    """Minutes from start to end."""
-    gpu_hours: float
-    """GPU-hours of all trial pods."""
-    launches_at_most: int
-    """Launches when every candidate needs every round."""
-    gpu_hours_at_most: float
-    """GPU-hours when every candidate needs every round."""
-    arms: list[ArmCost]
-    """By arm."""
-
-
-def cost(
-    spec: Spec,
-    arms: Sequence[Arm],
-    *,
-    boot_seconds: float | None,
-    gpus: int,
-    scrape_seconds: float = 15.0,
-    done: Sequence[Launch] = (),
-) -> Cost:
-    """Predict what a run costs.
-
-    Args:
-        spec: The question.
-        arms: Its arms.
-        boot_seconds: Container start to Ready, from the serving pods; None when unknown (then
-            four minutes).
-        gpus: GPUs of one pod.
-        scrape_seconds: Interval of Prometheus' scrapes.
-        done: Launches so far; their boot times and windows replace the guesses.
-    """
-    boots = [x.receipt.boot_seconds for x in done if x.receipt.boot_seconds is not None]
-    boot = sum(boots) / len(boots) if boots else boot_seconds if boot_seconds is not None else 240.0
-    taken = {
-        cell.cell.split("-", 1)[-1].rsplit("-s", 1)[0]: cell.window_seconds
-        for launch in done
-        for cell in launch.cells
-    }
-    fewest, most = ROUNDS[spec.experiment.effort]
-    launched = [arm for arm in arms if arm.same_as is None]
-    candidates = [arm for arm in launched if arm.name.startswith("candidate-")]
-    rows = []
-    at_most, at_most_seconds = 0, 0.0
-    for arm in launched:
-        counts = _counts(spec, arm, candidates, fewest, most)
-        seconds = sum(
-            boot
-            + WARM_UP_SECONDS
-            + SCRAPES_PER_VISIT * scrape_seconds
-            + sum(_seconds(spec, w, taken) for w in windows(spec, arm, round=1, first=at == 0))
-            for at in range(max(1, counts[0]))
-        ) / max(1, counts[0])
-        rows.append(
-            ArmCost(
-                arm=arm.name,
-                launches=counts[0],
-                minutes=round(counts[0] * seconds / 60, 1),
-                gpu_hours=round(counts[0] * seconds * gpus / 3600, 3),
-                buys=arm.why if counts[0] else f"{arm.why}; launched only when it is needed",
-            )
-        )
-        at_most += counts[1]
-        at_most_seconds += counts[1] * seconds
-    minutes = sum(row.minutes for row in rows)
-    return Cost(
-        launches=sum(row.launches for row in rows),
-        minutes=round(minutes / spec.experiment.parallelism, 1),
-        gpu_hours=round(sum(row.gpu_hours for row in rows), 3),
-        launches_at_most=at_most,
-        gpu_hours_at_most=round(at_most_seconds * gpus / 3600, 3),
-        arms=rows,
-    )
-
-
-def _counts(
-    spec: Spec, arm: Arm, candidates: Sequence[Arm], fewest: int, most: int
-) -> tuple[int, int]:
-    """Return an arm's launches (when the first candidate decides early, at most)."""
-    every = spec.experiment.effort is Effort.THOROUGH
-    if arm.name in (INCUMBENT, TWIN):
-        return fewest, most * len(candidates)
-    if arm.name.startswith("candidate-"):
-        return (fewest if candidates and arm is candidates[0] else 0), most
-    if arm.name == ZERO or arm.name.startswith("constant-"):
-        return (fewest - 1 if every else 1) if arm.name == ZERO else 0, (
-            most * len(candidates) if every else 1
-        )
-    if spec.experiment.effort is Effort.QUICK:
-        return 1, 1
-    return (fewest if every else 1), most * len(candidates)
-
-
-def _seconds(spec: Spec, window: Window, taken: dict[str, float]) -> float:
-    """Predict a window: requests in waves at the pace that the SLO allows, one wave to settle."""
-    known = taken.get(window.cell.split("-", 1)[-1].rsplit("-s", 1)[0])
-    if known is not None:
-        return known
-    slo, load = spec.slo, spec.load
-    request = (slo.ttft or 0.2) + load.output_tokens * (slo.tpot or ASSUMED_TPOT_S)
-    if slo.e2e is not None:
-        request = min(request, slo.e2e)
-    if window.profile.kind == "crossing":
-        return max(4 * CROSSING_SECONDS, request)
-    return request * (1 + ceil(window.requests / (window.profile.concurrency or 1)))
-
-
-class BudgetLeft(Value):
-    """What the budget still allows."""
-
-    gpu_hours: float | None = None
-    """GPU-hours left; None without a budget."""
-    launches: int | None = None
-    """Launches that still fit; None without a budget."""
-
-
-def budget_left(spec: Spec, cost: Cost, *, gpu_seconds: float) -> BudgetLeft:
-    """Return what the budget still allows.
-
-    Args:
-        spec: The question with its budget.
-        cost: The run's predicted cost.
-        gpu_seconds: GPU-seconds that trial pods have held so far.
-    """
-    limit = spec.experiment.budget.gpu_hours
-    if limit is None:
-        return BudgetLeft()
-    left = max(0.0, limit - gpu_seconds / 3600)
-    each = cost.gpu_hours / cost.launches if cost.launches else 0.0
-    return BudgetLeft(gpu_hours=round(left, 3), launches=int(left / each) if each > 0 else None)

@@ -1,101 +1,140 @@
 """The tax table: where the candidate's time goes, taken apart by band."""
 
-from collections.abc import Sequence
-from math import isfinite
+from collections.abc import Iterable, Sequence
+from math import isfinite, log
 
 from specschedule.core import eprocess
 from specschedule.core.bands import band_of
-from specschedule.core.compare import NONE, Evidence, Place, to_share
-from specschedule.core.noise import Noise
-from specschedule.core.values import Value
+from specschedule.core.compare import INCUMBENT, NONE, Evidence, Place, measured, mixed, to_share
+from specschedule.core.evidence import Cell, Launch
+from specschedule.core.schedule import Band
+from specschedule.core.spec import Candidate
+from specschedule.core.verdict import Tax
 
 
-class Tax(Value):
-    """One cost of one band."""
+def tax_table(evidence: Evidence, candidate: Candidate, *, incumbent_is_none: bool) -> list[Tax]:
+    """Return the costs of a candidate by band, as far as its controls were launched.
 
-    candidate: str
-    """Candidate's arm."""
-    band: str
-    """Batch sizes, as 3-16."""
-    tokens: int
-    """K of the band."""
-    at: int
-    """Load point that was compared."""
-    what: str
-    """fromNone: candidate against none; dynamicPath: static against constant; zeroTokens: zero
-    against none; crossing and firstPass: the crossing window against the mean of both sides."""
-    change: float
-    """Change; negative is a cost."""
-    low: float | None = None
-    """Lower end of the 95 % interval; absent below two pairs."""
-    high: float | None = None
-    """Upper end."""
-    count: int
-    """Pairs behind it."""
-    message: str
-    """The same for people."""
+    Windows of the candidate that mix several K say nothing about a band and are left out.
 
-
-def tax_table(evidence: Evidence, noise: Noise, arm: str) -> list[Tax]:
-    """Return the costs of an arm by band, as far as its controls were launched."""
-    name = arm.removeprefix("candidate-")
-    rows = next((c.schedule for c in evidence.spec.candidates if c.name == name), None)
-    if rows is None:
-        return []
-    return [
-        row for at in sorted(set(evidence.spec.load.points)) for row in _at(evidence, arm, rows, at)
-    ]
-
-
-def _at(evidence: Evidence, arm: str, rows: Sequence[Sequence[int]], at: int) -> list[Tax]:
-    band = band_of(rows, at, None)
-    if band is None:
-        return []
-    span = f"{band.first}-{band.last}"
-    found = []
-    for what, ours, theirs, text in (
-        ("fromNone", arm, NONE, "the candidate against no speculation"),
-        (
-            "dynamicPath",
-            f"constant-{band.tokens}",
-            f"static-{band.tokens}",
-            "the same K on the dynamic code path against the static one",
-        ),
-        ("zeroTokens", "zero", NONE, "drafter pass and scheduling at K=0 against no speculation"),
-    ):
-        differences = _differences(evidence, Place(evidence.rate, at), ours, theirs)
-        if not differences or not all(isfinite(d) for d in differences):
-            continue
-        mean = sum(differences) / len(differences)
-        bounds = eprocess.interval(differences, seed=evidence.spec.experiment.seed)
-        change = to_share(evidence.rate, mean)
-        found.append(
-            Tax(
-                candidate=arm,
-                band=span,
-                tokens=band.tokens,
-                at=at,
-                what=what,
-                change=change,
-                low=to_share(evidence.rate, bounds[0]) if bounds else None,
-                high=to_share(evidence.rate, bounds[1]) if bounds else None,
-                count=len(differences),
-                message=f"band {span} (K={band.tokens}) at {at}: {text}: {change:+.1%} "
-                f"(n = {len(differences)})",
-            )
-        )
+    Args:
+        evidence: The launches.
+        candidate: Candidate.
+        incumbent_is_none: Whether the incumbent serves without speculation, so that it is the
+            arm none.
+    """
+    arm = f"candidate-{candidate.name}"
+    none = INCUMBENT if incumbent_is_none else NONE
+    found: list[Tax] = []
+    for at in sorted(set(evidence.spec.load.points)):
+        for place in evidence.split(Place(evidence.rate, at)):
+            band = band_of(candidate.schedule, at, place.context)
+            if band is not None:
+                found.extend(_stable(evidence, arm, none, band, place))
+    found.extend(_crossings(evidence, arm, candidate.schedule))
     return found
 
 
+def _stable(evidence: Evidence, arm: str, none: str, band: Band, place: Place) -> Iterable[Tax]:
+    tokens = band.tokens
+    static, constant = f"static-{tokens}", f"constant-{tokens}"
+    comparisons = [("fromNone", arm, none, "the candidate against no speculation")]
+    if tokens:
+        text = f"K={tokens} on the dynamic code path against the static one"
+        comparisons.append(("dynamicPath", constant, static, text))
+    else:
+        text = "drafter pass and scheduling at K=0 against no speculation"
+        comparisons.append(("zeroTokens", "zero", none, text))
+        comparisons.append(("freeZero", none, arm, "what a free K=0 would return"))
+    for what, ours, theirs, text in comparisons:
+        differences = _differences(evidence, place, ours, theirs)
+        if differences and all(isfinite(d) for d in differences):
+            yield _tax(evidence, arm, band, place.at, what, differences, text)
+
+
+def _tax(
+    evidence: Evidence,
+    arm: str,
+    band: Band,
+    at: int,
+    what: str,
+    differences: Sequence[float],
+    text: str,
+) -> Tax:
+    mean = sum(differences) / len(differences)
+    bounds = eprocess.interval(differences, seed=evidence.spec.experiment.seed)
+    low, high = (to_share(evidence.rate, b) for b in bounds) if bounds else (None, None)
+    change = to_share(evidence.rate, mean)
+    within = f", {low:+.1%} to {high:+.1%}" if low is not None and high is not None else ""
+    span = f"{band.first}-{band.last}"
+    return Tax(
+        candidate=arm.removeprefix("candidate-"),
+        band=span,
+        tokens=band.tokens,
+        at=at,
+        what=what,
+        change=change,
+        low=low,
+        high=high,
+        count=len(differences),
+        message=f"band {span} (K={band.tokens}) at {at}: {text}: {change:+.1%} "
+        f"(n = {len(differences)}{within})",
+    )
+
+
 def _differences(evidence: Evidence, place: Place, arm: str, reference: str) -> list[float]:
+    """Return one difference per shared round; where they share fewer than two, one in all."""
+
+    def clean(launch: Launch) -> bool:
+        cells = evidence.at(launch, place)
+        return not launch.arm.startswith("candidate-") or not any(mixed(cell) for cell in cells)
+
     pairs = [(p.arm, p.reference) for p in evidence.pairs(arm, reference)]
-    known = [d for a, b in pairs if (d := evidence.difference(place, a, b)) is not None]
-    if len(known) >= 2:
-        return known
-    every = [
-        value
-        for ours in evidence.of(arm)
-        for theirs in evidence.of(reference)
-        if (value := evidence.difference(place, ours, theirs)) is not None
-    ]
-    return [sum(every) / len(every)] if every else []
+    every = [(a, b) for a in evidence.of(arm) for b in evidence.of(reference)]
+    for launches, least in ((pairs, 2), (every, 1)):
+        known = [
+            value
+            for a, b in launches
+            if clean(a) and clean(b) and (value := evidence.difference(place, a, b)) is not None
+        ]
+        if len(known) >= least:
+            return known if least == 2 else [sum(known) / len(known)]
+    return []
+
+
+def _crossings(evidence: Evidence, arm: str, rows: Sequence[Sequence[int]]) -> list[Tax]:
+    """Return what crossing a boundary costs, the first pass apart from later ones.
+
+    Each window across a boundary is compared with the mean of the same launch's windows on both
+    sides, where it spends equal times.
+    """
+    found: dict[tuple[int, str], list[float]] = {}
+    for launch in evidence.of(arm):
+        for cell in launch.cells:
+            boundary = cell.profile.boundary
+            if cell.profile.kind != "crossing" or cell.void is not None or boundary is None:
+                continue
+            value = _against_both_sides(evidence, launch, cell)
+            if value is not None:
+                what = "firstPass" if cell.profile.pass_ == 1 else "crossing"
+                found.setdefault((boundary, what), []).append(value)
+    taxes = []
+    for (boundary, what), differences in sorted(found.items()):
+        band = band_of(rows, boundary, None)
+        if band is not None and all(isfinite(d) for d in differences):
+            text = f"{'first pass' if what == 'firstPass' else 'passes'} across its upper boundary"
+            taxes.append(_tax(evidence, arm, band, boundary, what, differences, text))
+    return taxes
+
+
+def _against_both_sides(evidence: Evidence, launch: Launch, cell: Cell) -> float | None:
+    low, high = cell.profile.low, cell.profile.high
+    value = measured(cell, evidence.rate)
+    if low is None or high is None or not value:
+        return None
+    sides = [evidence.parts(launch, Place(evidence.rate, at)) for at in (low, high)]
+    if not all(sides):
+        return None
+    means = [sum(parts.values()) / len(parts) for parts in sides]
+    stable = sum(means) / 2
+    return log(value / stable) if stable > 0 else None

@@ -1,0 +1,53 @@
+"""``specschedule plan``: what a run will launch, what it costs, and what each arm buys."""
+
+import click
+
+from specschedule.cli.output import BadInput, emit, output_option
+from specschedule.cli.specs import read_spec, read_target
+from specschedule.core.budget import Cost, budget_left, cost
+from specschedule.core.observed import Unreadable
+from specschedule.core.plan import arms
+from specschedule.core.schedule import ScheduleError
+from specschedule.core.values import parse_duration
+
+
+@click.command()
+@click.option("-f", "--file", "path", required=True, help="Manifest of the SpecSchedule.")
+@click.option("--target", required=True, help="Manifest of the serving Deployment.")
+@click.option("--boot", help="Time from container start to Ready, such as 4m.")
+@output_option
+def command(path: str, target: str, boot: str | None, output: str) -> None:
+    """Print launches, minutes and GPU-hours by arm, and what each arm buys."""
+    spec = read_spec(path)
+    facts = read_target(target, spec)
+    if isinstance(facts.server, Unreadable):
+        raise BadInput(f"{target}: {facts.server.reason}: {facts.server.message}")
+    try:
+        seconds = parse_duration(boot) if boot is not None else facts.boot_seconds
+        planned = arms(spec, facts.server)
+    except ScheduleError as error:
+        raise BadInput(f"{path}: spec.candidates: {error.reason}: {error.message}") from error
+    except ValueError as error:
+        raise BadInput(f"--boot: {error}") from error
+    answer = cost(spec, planned, boot_seconds=seconds, gpus=facts.gpus)
+    left = budget_left(spec, answer, gpu_seconds=0.0)
+    emit(answer.plain() | {"budget": left.plain()}, _text(answer, left.gpu_hours), output)
+
+
+def _text(answer: Cost, budget: float | None) -> str:
+    lines = [f"{'ARM':24} {'LAUNCHES':>8} {'MINUTES':>8} {'GPU-HOURS':>10}  BUYS"]
+    lines += [
+        f"{row.arm:24} {row.launches:>8} {row.minutes:>8.1f} {row.gpu_hours:>10.2f}  {row.buys}"
+        for row in answer.arms
+    ]
+    lines.append(
+        f"{'together':24} {answer.launches:>8} {answer.minutes:>8.1f} {answer.gpu_hours:>10.2f}"
+        "  when the first candidate decides as early as it can"
+    )
+    lines.append(
+        f"{'at most':24} {answer.launches_at_most:>8} {'':>8} {answer.gpu_hours_at_most:>10.2f}"
+        "  when every candidate needs every round"
+    )
+    if budget is not None:
+        lines.append(f"budget: {budget:g} GPU-hours, a hard limit")
+    return "\n".join(lines)

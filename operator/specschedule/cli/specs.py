@@ -1,0 +1,54 @@
+"""Reading the manifests that several commands take: the SpecSchedule and its target."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from specschedule.cli.output import BadInput, read_documents
+from specschedule.core.observed import TargetFacts
+from specschedule.core.spec import Spec
+from specschedule.vllm_facts.target import target_facts
+
+
+def read_spec(path: str) -> Spec:
+    """Return the spec of the one SpecSchedule in a file.
+
+    Raises:
+        BadInput: The file holds none, or several, or a spec that is not valid.
+    """
+    schedule = _only(path, "SpecSchedule")
+    try:
+        return Spec.model_validate(schedule.get("spec"))
+    except ValidationError as error:
+        raise BadInput(f"{path}: spec{fault(error)}") from error
+
+
+def read_target(path: str, spec: Spec) -> TargetFacts:
+    """Return the facts of the serving Deployment in a file.
+
+    Raises:
+        BadInput: The file holds no Deployment, or several and none with the target's name.
+    """
+    deployment = _only(path, spec.target.kind, name=spec.target.name)
+    return target_facts(deployment, container=spec.target.container)
+
+
+def fault(error: ValidationError) -> str:
+    """Return the first fault of a value as ``.path: what is wrong``."""
+    first = error.errors()[0]
+    return "".join(f".{part}" for part in first["loc"]) + f": {first['msg']}"
+
+
+def _only(path: str, kind: str, name: str | None = None) -> Mapping[str, Any]:
+    found = [
+        document
+        for document in read_documents(path)
+        if isinstance(document, dict) and document.get("kind") == kind
+    ]
+    if name is not None and len(found) > 1:
+        found = [d for d in found if (d.get("metadata") or {}).get("name") == name]
+    if len(found) != 1:
+        count = "no" if not found else f"{len(found)}"
+        raise BadInput(f"{path}: holds {count} {kind}; it must hold one")
+    return found[0]

@@ -1,0 +1,176 @@
+"""What a run costs, by arm, before the first pod starts; and what its budget still allows."""
+
+from collections.abc import Sequence
+from math import ceil
+
+from specschedule.core.arms import ZERO, Arm
+from specschedule.core.compare import INCUMBENT, TWIN
+from specschedule.core.evidence import Launch
+from specschedule.core.spec import Effort, Spec
+from specschedule.core.values import Value
+from specschedule.core.visit import Window
+from specschedule.core.windows import CROSSING_SECONDS, windows
+
+ROUNDS = {Effort.QUICK: (3, 3), Effort.STANDARD: (5, 12), Effort.THOROUGH: (6, 24)}
+"""Fewest and most rounds per candidate, by effort."""
+
+ASSUMED_BOOT_S = 240.0
+"""Boot time where no serving pod and no launch tells it."""
+
+WARM_UP_SECONDS = 30.0
+"""Assumed for every launch."""
+
+ASSUMED_TPOT_S = 0.03
+"""Assumed where the SLO has no tpot."""
+
+SCRAPES_PER_VISIT = 4
+"""One before the first window counts, three after the last."""
+
+
+class ArmCost(Value):
+    """What one arm costs, and what it buys."""
+
+    arm: str
+    """Arm."""
+    launches: int
+    """Launches."""
+    minutes: float
+    """Minutes of its pods, boot included."""
+    gpu_hours: float
+    """GPU-hours."""
+    buys: str
+    """What its launches are for."""
+
+
+class Cost(Value):
+    """What a run costs when the first candidate decides it as early as it can."""
+
+    launches: int
+    """Launches together."""
+    minutes: float
+    """Minutes from start to end."""
+    gpu_hours: float
+    """GPU-hours of all trial pods."""
+    launches_at_most: int
+    """Launches when every candidate needs every round."""
+    gpu_hours_at_most: float
+    """GPU-hours when every candidate needs every round."""
+    arms: list[ArmCost]
+    """By arm."""
+
+
+def cost(
+    spec: Spec,
+    arms: Sequence[Arm],
+    *,
+    boot_seconds: float | None,
+    gpus: int,
+    scrape_seconds: float = 15.0,
+    done: Sequence[Launch] = (),
+) -> Cost:
+    """Predict what a run costs.
+
+    Args:
+        spec: The question.
+        arms: Its arms.
+        boot_seconds: Container start to Ready, from the serving pods; None when unknown (then
+            four minutes).
+        gpus: GPUs of one pod.
+        scrape_seconds: Interval of Prometheus' scrapes.
+        done: Launches so far; their boot times and windows replace the guesses.
+    """
+    boots = [x.receipt.boot_seconds for x in done if x.receipt.boot_seconds is not None]
+    boot = sum(boots) / len(boots) if boots else boot_seconds if boot_seconds is not None else 240.0
+    taken = {
+        cell.cell.split("-", 1)[-1].rsplit("-s", 1)[0]: cell.window_seconds
+        for launch in done
+        for cell in launch.cells
+    }
+    fewest, most = ROUNDS[spec.experiment.effort]
+    candidates = [a for a in arms if a.same_as is None and a.name.startswith("candidate-")]
+    rows = []
+    at_most, at_most_seconds = 0, 0.0
+    for arm in arms:
+        early, late = _counts(spec, arm, candidates, fewest, most)
+        visits = [windows(spec, arm, round=1, first=at == 0) for at in range(max(1, early))]
+        seconds = boot + WARM_UP_SECONDS + SCRAPES_PER_VISIT * scrape_seconds
+        seconds += sum(_seconds(spec, w, taken) for v in visits for w in v) / len(visits)
+        rows.append(
+            ArmCost(
+                arm=arm.name,
+                launches=early,
+                minutes=round(early * seconds / 60, 1),
+                gpu_hours=round(early * seconds * gpus / 3600, 3),
+                buys=arm.why if early or arm.same_as else f"{arm.why}; only if it is needed",
+            )
+        )
+        at_most += late
+        at_most_seconds += late * seconds
+    minutes = sum(row.minutes for row in rows)
+    return Cost(
+        launches=sum(row.launches for row in rows),
+        minutes=round(minutes / spec.experiment.parallelism, 1),
+        gpu_hours=round(sum(row.gpu_hours for row in rows), 3),
+        launches_at_most=at_most,
+        gpu_hours_at_most=round(at_most_seconds * gpus / 3600, 3),
+        arms=rows,
+    )
+
+
+def _counts(
+    spec: Spec, arm: Arm, candidates: Sequence[Arm], fewest: int, most: int
+) -> tuple[int, int]:
+    """Return an arm's launches (when the first candidate decides early, at most)."""
+    effort = spec.experiment.effort
+    every = most * len(candidates)
+    if arm.same_as is not None or not candidates:
+        return 0, 0
+    if arm.name in (INCUMBENT, TWIN):
+        return fewest, every
+    if arm.name.startswith("candidate-"):
+        return (fewest if arm is candidates[0] else 0), most
+    if arm.name == ZERO or arm.name.startswith("constant-"):
+        early = 0 if arm.name != ZERO else 1 if effort is Effort.STANDARD else fewest - 1
+        return early, (1 if effort is Effort.STANDARD else every)
+    if effort is Effort.QUICK:
+        return 1, 1
+    return (fewest if effort is Effort.THOROUGH else 1), every
+
+
+def _seconds(spec: Spec, window: Window, taken: dict[str, float]) -> float:
+    """Predict a window: requests in waves at the pace that the SLO allows, one wave to settle."""
+    known = taken.get(window.cell.split("-", 1)[-1].rsplit("-s", 1)[0])
+    if known is not None:
+        return known
+    slo, load = spec.slo, spec.load
+    request = (slo.ttft or 0.2) + load.output_tokens * (slo.tpot or ASSUMED_TPOT_S)
+    if slo.e2e is not None:
+        request = min(request, slo.e2e)
+    if window.profile.kind == "crossing":
+        return max(4 * CROSSING_SECONDS, request)
+    return request * (1 + ceil(window.requests / (window.profile.concurrency or 1)))
+
+
+class BudgetLeft(Value):
+    """What the budget still allows."""
+
+    gpu_hours: float | None = None
+    """GPU-hours left; None without a budget."""
+    launches: int | None = None
+    """Launches that still fit; None without a budget."""
+
+
+def budget_left(spec: Spec, cost: Cost, *, gpu_seconds: float) -> BudgetLeft:
+    """Return what the budget still allows.
+
+    Args:
+        spec: The question with its budget.
+        cost: The run's predicted cost.
+        gpu_seconds: GPU-seconds that trial pods have held so far.
+    """
+    limit = spec.experiment.budget.gpu_hours
+    if limit is None:
+        return BudgetLeft()
+    left = max(0.0, limit - gpu_seconds / 3600)
+    each = cost.gpu_hours / cost.launches if cost.launches else 0.0
+    return BudgetLeft(gpu_hours=round(left, 3), launches=int(left / each) if each > 0 else None)

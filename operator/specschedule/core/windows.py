@@ -1,0 +1,87 @@
+"""What a launch measures: the load points, what the bar names, and the boundaries' crossings."""
+
+import random
+from collections.abc import Sequence
+
+from specschedule.core.arms import Arm
+from specschedule.core.compare import requirements
+from specschedule.core.evidence import Profile
+from specschedule.core.spec import Effort, Spec
+from specschedule.core.visit import Window
+
+CROSSING_SECONDS = 5.0
+"""Time on each side of a boundary."""
+
+
+def windows(spec: Spec, arm: Arm, *, round: int, first: bool) -> list[Window]:
+    """Return what a launch measures: the same for all arms of a round, in the same order.
+
+    Args:
+        spec: The question.
+        arm: Arm; it decides the planned tokens and, in Standard and Thorough, the crossings.
+        round: Round of the launch, from 1; it decides the order and the prompts.
+        first: Whether it is the arm's first launch, which measures every crossing.
+    """
+    load, effort = spec.load, spec.experiment.effort
+    points = sorted(set(load.points))
+    random.Random(f"{spec.experiment.seed}:points:{round}").shuffle(points)
+    named = {
+        (at, requirement.category)
+        for requirement in requirements(spec.bar)
+        for at in requirement.at or points
+        if requirement.category is not None
+    }
+    contexts = None
+    if load.prompts is None:
+        contexts = (load.prompt_tokens, load.prompt_tokens + load.output_tokens)
+    seeds = 2 if effort is Effort.THOROUGH else 1
+    base = 1000 * spec.experiment.seed + 10 * round
+    found = []
+    for at in points:
+        for category in (None, *sorted(c for a, c in named if a == at and c is not None)):
+            for seed in range(base, base + seeds):
+                middle = f"hold{at}" + (f"-{category}" if category else "")
+                found.append(
+                    Window(
+                        cell=f"r{round}-{middle}-s{seed}",
+                        profile=Profile(kind="hold", concurrency=at),
+                        category=category,
+                        tokens=arm.tokens(at, contexts),
+                        seed=seed,
+                        requests=load.requests,
+                    )
+                )
+    if effort is Effort.QUICK or not arm.name.startswith("candidate-"):
+        return found
+    crossings = _crossings(arm, points)
+    if not first and effort is Effort.STANDARD and crossings:
+        crossings = [crossings[round % len(crossings)]]
+    found.extend(
+        Window(
+            cell=f"r{round}-cross{boundary}-p{number}-s{base}",
+            profile=Profile(
+                kind="crossing",
+                low=low,
+                high=high,
+                boundary=boundary,
+                period_seconds=CROSSING_SECONDS,
+                pass_=number,
+            ),
+            seed=base,
+            requests=load.requests,
+        )
+        for low, boundary, high in crossings
+        for number in (1, 2)
+    )
+    return found
+
+
+def _crossings(arm: Arm, points: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return (low, boundary, high): the nearest load points on both sides of each boundary."""
+    found = []
+    for boundary in arm.boundaries():
+        below = [at for at in points if at <= boundary]
+        above = [at for at in points if at > boundary]
+        if below and above:
+            found.append((max(below), boundary, min(above)))
+    return found
