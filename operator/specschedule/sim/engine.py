@@ -173,10 +173,10 @@ class Engine:
         self._random = random.Random(launch_seed)
         self.launch_factor = math.exp(self._random.gauss(0.0, world.noise.launch))
         """Factor of this launch on every step."""
-        collapse = world.collapse
-        self._collapse = (
-            collapse.median * math.exp(self._random.gauss(0.0, collapse.sigma)) if collapse else 1.0
-        )
+        self._collapse = 1.0
+        if (collapse := world.collapse) is not None:
+            drawn = collapse.median * math.exp(self._random.gauss(0.0, collapse.sigma))
+            self._collapse = max(1.0, drawn)
         self._survival = [world.survival(position) for position in range(settings.max_tokens)]
         self._verified_before = first
         self._seen = {first}

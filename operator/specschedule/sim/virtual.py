@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from specschedule.core.evidence import Cell, Launch, Profile, Quantiles, Receipt
+from specschedule.core.evidence import Cell, Launch, PrefixCache, Profile, Quantiles, Receipt
 from specschedule.core.schedule import speculative_config
 from specschedule.core.spec import Slo
 from specschedule.sim.engine import Engine, Output, Request, Settings
+from specschedule.sim.kv_cache import BLOCK
 from specschedule.sim.launch import VERSION, Refused, read
 from specschedule.sim.worlds import World
 
@@ -48,6 +49,8 @@ class Load:
     """Finished requests that the window needs."""
     prompt_tokens: int = 128
     output_tokens: int = 128
+    shared_tokens: int = 0
+    """Leading tokens that all prompts have in common; the rest is unlike in every prompt."""
 
 
 def settings_for(world: World, arm: Arm) -> Settings:
@@ -142,6 +145,17 @@ def simulate_launch(
     )
 
 
+_COUNTED = (
+    "drafts",
+    "draft_tokens",
+    "accepted",
+    "generated",
+    "preemptions",
+    "prefix_queries",
+    "prefix_hits",
+)
+
+
 class _Window:
     """A hold window: streams that ask again at once."""
 
@@ -212,6 +226,7 @@ class _Window:
             accepted_tokens=counts["accepted"] if speculative else None,
             engine_output_tokens=counts["generated"],
             preemptions=counts["preemptions"],
+            prefix_cache=PrefixCache(queries=counts["prefix_queries"], hits=counts["prefix_hits"]),
             batch_size_mean=float(self.point),
         )
 
@@ -222,6 +237,7 @@ class _Window:
                 output_tokens=output_tokens,
                 seed=next(self._seeds),
                 arrived=now,
+                prefix=range(self.load.shared_tokens // BLOCK),
             )
         )
 
@@ -244,8 +260,7 @@ class _Window:
 
     def _snapshot(self) -> dict[str, int]:
         counts = self.engine.counts
-        names = ("drafts", "draft_tokens", "accepted", "generated", "preemptions")
-        return {name: getattr(counts, name) for name in names}
+        return {name: getattr(counts, name) for name in _COUNTED}
 
 
 def _quantiles(seconds: Sequence[float]) -> Quantiles | None:
