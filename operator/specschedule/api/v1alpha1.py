@@ -1,14 +1,17 @@
 """The two objects of ``specschedule.dev/v1alpha1``, as users see them.
 
-Spec types are the core's own. Status types are declared here field by field: what the CRD does
-not name, the API server drops without a word.
+Values of the core are named, never copied. Every field that is ever written stands here or in
+them: what the CRD does not name, the API server drops without a word.
 """
 
 from typing import Any, Literal
 
+from specschedule.core.gate import Gate
 from specschedule.core.observed import Promotion, TrialSpec, TrialStatus
+from specschedule.core.plan import Cost
 from specschedule.core.spec import Spec
-from specschedule.core.values import Duration, Value
+from specschedule.core.values import Value
+from specschedule.core.verdict import Floor, Note, Tax, Verdict, Watched
 
 GROUP = "specschedule.dev"
 VERSION = "v1alpha1"
@@ -96,24 +99,24 @@ class Status(Value):
     """RFC 3339 time at which the run began."""
     ended_at: str | None = None
     """RFC 3339 time at which it ended."""
-    time_left: Duration | None = None
-    """Estimate of the time until its outcome."""
-    plan: dict[str, Any] | None = None
+    plan: Cost | None = None
     """What the run will launch, and what it costs."""
     progress: Progress | None = None
     """How far the run is."""
     arms: list[ArmSummary] = []
     """What was measured of each arm so far."""
-    gates: list[dict[str, Any]] = []
+    gates: list[Gate] = []
     """Checks and their answers; only Pass and NotApplicable let a run go on to promotion."""
-    noise_floor: list[dict[str, Any]] = []
+    noise_floor: list[Floor] = []
     """What relaunches of the same arm show between each other, by metric and load point."""
-    verdict: list[dict[str, Any]] = []
+    verdict: list[Verdict] = []
     """Verdict on each candidate, with the numbers behind it."""
-    tax: list[dict[str, Any]] = []
-    """What the candidate's code path costs beside the plain ones, by band."""
-    watch: list[dict[str, Any]] = []
-    """Differences that decide nothing but deserve a look."""
+    tax: list[Tax] = []
+    """Where the candidate's time goes, by band."""
+    watch: list[Watched] = []
+    """Losses of consistent sign that fail nothing."""
+    notes: list[Note] = []
+    """What limits the verdict."""
     outcome: str | None = None
     """Rejected, Promoted, Proposed, NotPromoted, RolledBack, Inconclusive or Aborted; absent
     while the run goes on."""

@@ -134,13 +134,13 @@ class TrialSpec(Value):
     schedule: list[list[int]] | None = None
     """Schedule of the arm, if it has one."""
     speculative: dict[str, Any] | None = None
-    """Speculative config of the arm; None for the arm none."""
+    """Speculative config of the arm; absent where it serves without one."""
     unchanged: bool = False
     """True for arms that keep the target's own arguments byte for byte."""
     visit: Visit
     """What the load process does; its url is filled in when the pod has an address."""
     template_hash: str
-    """TargetFacts.template_hash when the launch was planned."""
+    """Hash of the target's pod template, less its speculative argument, when this was planned."""
     incumbent: dict[str, Any] | None = None
     """The target's own speculative config when the run began."""
     incumbent_arguments: list[str] = []
@@ -245,7 +245,7 @@ class Promotion(Value):
     started_at: float
     """When the record was written."""
     reverting: str | None = None
-    """Why the previous arguments are being put back; None while going forward."""
+    """Why the previous arguments are being put back; absent while going forward."""
 
 
 class ScheduleFacts(Value):
