@@ -62,7 +62,7 @@ def target_facts(
     pod_spec = _mapping(template.get("spec"))
     maps = config_maps or {}
     found = find_container(pod_spec, container)
-    environment = {} if isinstance(found, Unreadable) else _sourced_environment(found, maps)
+    environment = {} if isinstance(found, Unreadable) else sourced_environment(found, maps)
     files = {} if isinstance(found, Unreadable) else _mounted_files(pod_spec, found, maps)
     server = (
         found
@@ -139,7 +139,7 @@ def _bare(value: Any) -> Any:
     return str(value)
 
 
-def _sourced_environment(
+def sourced_environment(
     container: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, str]]
 ) -> dict[str, str]:
     """Return the variables that come from ConfigMaps."""
