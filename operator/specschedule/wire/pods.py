@@ -100,6 +100,14 @@ def server_ended(pod: Mapping[str, Any]) -> bool:
     return "terminated" in (_server_status(pod).get("state") or {})
 
 
+def exit_code(pod: Mapping[str, Any]) -> int | None:
+    """Return the exit code of the server's container, once it has ended."""
+    code: int | None = ((_server_status(pod).get("state") or {}).get("terminated") or {}).get(
+        "exitCode"
+    )
+    return code
+
+
 def boot_seconds(pod: Mapping[str, Any]) -> float | None:
     """Return seconds from the server container's start to Ready; None before that."""
     ready = _condition(pod.get("status") or {}, "Ready")

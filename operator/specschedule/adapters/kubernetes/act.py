@@ -36,6 +36,7 @@ from specschedule.vllm_facts.arguments import (
     read_container,
     with_speculative,
 )
+from specschedule.vllm_facts.target import sourced_environment
 from specschedule.wire import events, jobs, manifests, names, patches, statuses
 
 
@@ -252,15 +253,21 @@ class Actor:
     def _edit(
         self, schedule: Object, deployment: Object, speculative: Mapping[str, Any] | None
     ) -> ArgumentEdit:
-        container = find_container(deployment["spec"]["template"]["spec"], container_name(schedule))
-        edit = (
-            container
-            if isinstance(container, Unreadable)
-            else with_speculative(container, speculative)
-        )
+        pod_spec = deployment["spec"]["template"]["spec"]
+        container = find_container(pod_spec, container_name(schedule))
+        if isinstance(container, Unreadable):
+            raise Refused(container.message)
+        environment = self._environment(deployment, container)
+        edit = with_speculative(container, speculative, environment=environment)
         if isinstance(edit, Unreadable):
             raise Refused(edit.message)
         return edit
+
+    def _environment(self, deployment: Object, container: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return the variables that arguments may refer to and that come from ConfigMaps."""
+        namespace = deployment["metadata"]["namespace"]
+        maps = self._observer.config_maps(namespace, deployment["spec"]["template"]["spec"])
+        return sourced_environment(container, maps)
 
     def _write_target(self, key: Key, action: SetSpeculative | RestoreArguments) -> None:
         """Change the one argument of the target, and nothing else, if nothing else changed."""
@@ -315,10 +322,11 @@ class Actor:
         if server.speculative != action.expected:
             raise Conflict("the target's speculative argument is not the one we wrote")
         before = {**container, action.field: whole.new}
-        rest_now, rest_before = with_speculative(container, None), with_speculative(before, None)
-        if rest_now == rest_before:
+        environment = self._environment(deployment, container)
+        rest = _without_speculative(container, environment)
+        if rest is not None and rest == _without_speculative(before, environment):
             return whole
-        previous = read_container(before)
+        previous = read_container(before, environment=environment)
         if isinstance(previous, Unreadable):
             raise Refused(previous.message)
         return self._edit(schedule, deployment, previous.speculative)
@@ -341,3 +349,10 @@ class Actor:
             }
         }
         self._api.patch("specschedules", *key, body)
+
+
+def _without_speculative(
+    container: Mapping[str, Any], environment: Mapping[str, str]
+) -> tuple[str, list[str]] | None:
+    edit = with_speculative(container, None, environment=environment)
+    return None if isinstance(edit, Unreadable) else (edit.field, edit.new)

@@ -22,6 +22,19 @@ PAGE = 500
 CONNECT_SECONDS = 3.0
 READ_SECONDS = 15.0
 
+RETRIES = urllib3.Retry(
+    connect=1,
+    read=1,
+    redirect=0,
+    status=0,
+    other=0,
+    allowed_methods={"GET"},
+    backoff_factor=0.2,
+    respect_retry_after_header=False,
+    raise_on_status=False,
+)
+"""Once more, and only what surely changed nothing: a connection never made, or a read."""
+
 _ROOTS = {
     "configmaps": "/api/v1",
     "events": "/api/v1",
@@ -47,29 +60,19 @@ class Unprocessable(Refused):
     """The object is invalid, or a test of a JSON Patch failed."""
 
 
-def connect() -> client.ApiClient:
-    """Return a client for KUBECONFIG, else for the cluster this process runs in.
+def connect(kubeconfig: str | None = None) -> client.ApiClient:
+    """Return a client for a kubeconfig, else KUBECONFIG's, else for the cluster around us.
 
     Raises:
-        kubernetes.config.ConfigException: Neither is there.
+        kubernetes.config.ConfigException: None of them is there.
     """
     settings = client.Configuration()
-    if "KUBECONFIG" not in os.environ and "KUBERNETES_SERVICE_HOST" in os.environ:
+    path = kubeconfig or os.environ.get("KUBECONFIG")
+    if path is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         config.load_incluster_config(settings)  # type: ignore[no-untyped-call]
     else:
-        config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
-    # Only what surely changed nothing is tried again: a connection that was never made, and reads.
-    settings.retries = urllib3.Retry(
-        connect=1,
-        read=1,
-        redirect=0,
-        status=0,
-        other=0,
-        allowed_methods={"GET"},
-        backoff_factor=0.2,
-        respect_retry_after_header=False,
-        raise_on_status=False,
-    )
+        config.load_kube_config(path, client_configuration=settings)  # type: ignore[no-untyped-call]
+    settings.retries = RETRIES
     return client.ApiClient(settings)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from specschedule.adapters.kubernetes.api import Api
 from specschedule.ports import Unavailable
+from specschedule.vllm_facts.target import pod_gpus
 
 _SECONDS_VALID = 30.0
 """Looking at every pod of a cluster is dear, and the number only answers whether one could fit."""
@@ -38,7 +39,7 @@ class Capacity:
         except Unavailable:
             return None
         usable = {
-            node["metadata"]["name"]: gpus_in((node.get("status") or {}).get("allocatable") or {})
+            node["metadata"]["name"]: _gpus_of(node)
             for node in nodes
             if not (node.get("spec") or {}).get("unschedulable")
         }
@@ -46,13 +47,7 @@ class Capacity:
         return max(0, sum(usable.values()) - asked)
 
 
-def gpus_in(resources: Mapping[str, Any]) -> int:
-    """Return the GPUs in a resource list, whoever makes them."""
-    return sum(int(amount) for name, amount in resources.items() if name.endswith("/gpu"))
-
-
-def pod_gpus(spec: Mapping[str, Any]) -> int:
-    """Return the GPUs that a pod asks for; an extended resource's limit is its request."""
-    return sum(
-        gpus_in((each.get("resources") or {}).get("limits") or {}) for each in spec["containers"]
-    )
+def _gpus_of(node: Mapping[str, Any]) -> int:
+    """Return a node's GPUs: what a pod would ask for that asked for all of the node."""
+    allocatable = (node.get("status") or {}).get("allocatable") or {}
+    return pod_gpus({"containers": [{"resources": {"limits": allocatable}}]})

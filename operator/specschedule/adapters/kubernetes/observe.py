@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 
 from specschedule.adapters import engine
 from specschedule.adapters.kubernetes.api import Api, Object
-from specschedule.adapters.kubernetes.capacity import Capacity, pod_gpus
+from specschedule.adapters.kubernetes.capacity import Capacity
 from specschedule.core.evidence import Receipt
 from specschedule.core.observed import (
     Observed,
@@ -24,12 +25,13 @@ from specschedule.core.observed import (
 from specschedule.core.spec import Spec
 from specschedule.core.visit import VisitEnded
 from specschedule.ports import Key, Metrics, Unavailable
+from specschedule.vllm_facts.failures import start_failure
 from specschedule.vllm_facts.receipt import read_receipt
-from specschedule.vllm_facts.target import target_facts
+from specschedule.vllm_facts.target import pod_gpus, target_facts
 from specschedule.wire import jobs, names, pods
 
 _LOG_HEAD_BYTES = 1 << 20
-_LAST_LINES = 40
+_LAST_LINES = 400
 _RECEIPTS_KEPT = 256
 """A receipt is kept only until it is recorded; a lost one is read again."""
 _GPU_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "gpu.intel.com/product")
@@ -113,12 +115,12 @@ class Observer:
         return target_facts(
             deployment,
             pods=serving,
-            config_maps=self._config_maps(namespace, pod_spec),
+            config_maps=self.config_maps(namespace, pod_spec),
             free_gpus=free_gpus,
             container=container_name(schedule),
         )
 
-    def _config_maps(
+    def config_maps(
         self, namespace: str, pod_spec: Mapping[str, Any]
     ) -> dict[str, Mapping[str, str]]:
         """Read what a server's arguments may refer to: a config file or an environment source."""
@@ -195,7 +197,7 @@ class Observer:
         last_line = None
         if pods.server_ended(pod) and not over:
             log = self._log(pod, container, tail_lines=_LAST_LINES)
-            last_line = last_error_line(log or "")
+            last_line = last_words(log or "", pods.exit_code(pod))
         seen = pods.pod_facts(pod, was_ready=status.ready_at is not None, last_line=last_line)
         if seen.phase == "Ready" and not over and status.receipt == Receipt():
             receipt = self._receipt(pod, container)
@@ -226,8 +228,9 @@ class Observer:
             "arguments": [*(server.get("command") or []), *(server.get("args") or [])],
             "boot_seconds": pods.boot_seconds(pod),
         }
-        known_here = {name: value for name, value in more.items() if value is not None}
-        receipt = receipt.model_copy(update=known_here)
+        told = receipt.plain()
+        added = {k: v for k, v in more.items() if v is not None and to_camel(k) not in told}
+        receipt = receipt.model_copy(update=added)
         if answers.version is not None and answers.metrics is not None:
             self._receipts[uid] = receipt
             if len(self._receipts) > _RECEIPTS_KEPT:
@@ -415,7 +418,11 @@ def _json(text: str | None) -> Mapping[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def last_error_line(log: str) -> str | None:
-    """Return the last line that says something."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return lines[-1][:500] if lines else None
+def last_words(log: str, exit_code: int | None) -> str | None:
+    """Return why a server ended, from the end of its log: the known cause, else its last line."""
+    failure = start_failure(log, exit_code=exit_code)
+    if failure.line:
+        known = failure.line in failure.message
+        return failure.message if known else f"{failure.message} ({failure.line})"
+    lines = log.strip().splitlines()
+    return lines[-1].strip()[:500] if lines else None
