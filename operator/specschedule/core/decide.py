@@ -10,8 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from specschedule.core import gates, judge, launches, plan, rollout
+from specschedule.core.arms import Arm, arms
 from specschedule.core.evidence import Launch
-from specschedule.core.gates import Gate
+from specschedule.core.gate import Gate, fails
 from specschedule.core.judge import Judgement
 from specschedule.core.observed import (
     Action,
@@ -26,7 +27,8 @@ from specschedule.core.observed import (
     TrialSpec,
     Unreadable,
 )
-from specschedule.core.plan import Arm, Cost, LaunchRecord, Slot
+from specschedule.core.plan import Cost, LaunchRecord, Slot, Start
+from specschedule.core.schedule import ScheduleError
 from specschedule.core.spec import Mode, Spec, digest_of, run_id
 from specschedule.core.values import Value
 from specschedule.core.visit import Visit
@@ -276,9 +278,16 @@ class _Run:
                 "first; this one waits",
             )
         server = self._incumbent(target.server)
-        self.arms = plan.arms(self.spec, server)
+        try:
+            self.arms = arms(self.spec, server)
+        except ScheduleError as error:
+            return self._reject(fails("schedule", error.reason, error.message))
         self.cost = plan.cost(
-            self.spec, self.arms, boot_seconds=target.boot_seconds, gpus=target.gpus
+            self.spec,
+            self.arms,
+            boot_seconds=target.boot_seconds,
+            gpus=target.gpus,
+            done=[as_launch(t) for t in self.trials],
         )
         return self._measure(target, server)
 
@@ -323,21 +332,18 @@ class _Run:
         following = plan.next_launches(
             self.spec, self.arms, [_record(t) for t in self.trials], run=self.run
         )
+        slots: list[Slot] = []
+        if isinstance(following, Start):
+            free = self.spec.experiment.parallelism - len(open_trials)
+            slots = following.slots[: max(0, free)]
         actions: list[Action] = [*_unwanted(self.observed, self.run)]
         for step in steps:
             actions.extend(step.actions)
+        if slots and self._budget_is_spent(target):
+            following = plan.Finished(reason="BudgetExhausted", message=self._spent())
+            slots = []
         if isinstance(following, plan.Finished) and not open_trials:
             return self._conclude(target, server, following)
-        if isinstance(following, plan.Finished):
-            slots: list[Slot] = []
-        else:
-            slots = following.slots[: max(0, self.spec.experiment.parallelism - len(open_trials))]
-        if slots and self._over_budget(target):
-            if not open_trials:
-                return self._conclude(
-                    target, server, plan.Finished(reason="BudgetExhausted", message=self._spent())
-                )
-            slots = []
         if slots and self._expired():
             return self._expire()
         held = next((s for s in steps if s.held), None)
@@ -477,25 +483,17 @@ class _Run:
         report = self._report(stage=stage, reason=reason, message=message, held=True)
         return Decision(actions=list(actions), report=report, look_again_in=HELD_LOOK_S)
 
-    def _spent_gpu_hours(self, target: TargetFacts) -> float:
-        seconds = 0.0
-        for trial in self.trials:
-            if trial.status.gpu_seconds is not None:
-                seconds += trial.status.gpu_seconds
-            elif trial.pod is not None:
-                seconds += target.gpus * (self.now - trial.pod.created_at)
-        return seconds / 3600
+    def _gpu_seconds(self, trial: TrialFacts, gpus: int) -> float:
+        if trial.status.gpu_seconds is not None:
+            return trial.status.gpu_seconds
+        return gpus * (self.now - trial.pod.created_at) if trial.pod else 0.0
 
-    def _over_budget(self, target: TargetFacts) -> bool:
+    def _budget_is_spent(self, target: TargetFacts) -> bool:
         """Say whether one more launch would break the budget."""
-        limit = self.spec.experiment.budget.gpu_hours
-        if limit is None:
-            return False
-        over = [t.status.gpu_seconds for t in self.trials if t.status.gpu_seconds is not None]
-        next_launch = max(over, default=0.0) / 3600
-        if not over and self.cost is not None and self.cost.launches:
-            next_launch = self.cost.gpu_hours / self.cost.launches
-        return self._spent_gpu_hours(target) + next_launch > limit
+        assert self.cost is not None
+        held = sum(self._gpu_seconds(trial, target.gpus) for trial in self.trials)
+        left = plan.budget_left(self.spec, self.cost, gpu_seconds=held)
+        return left.launches is not None and left.launches < 1
 
     def _spent(self) -> str:
         return f"experiment.budget.gpuHours ({self.spec.experiment.budget.gpu_hours:g}) is used up"
@@ -547,16 +545,7 @@ def _merge(before: Sequence[Gate], after: Sequence[Gate]) -> list[Gate]:
 
 
 def _record(trial: TrialFacts) -> LaunchRecord:
-    return LaunchRecord(
-        arm=trial.spec.arm,
-        launch=trial.spec.launch,
-        round=trial.spec.round,
-        position=trial.spec.position,
-        attempt=trial.spec.attempt,
-        over=launches.ended(trial),
-        void=trial.status.void,
-        failed=trial.status.failed,
-    )
+    return LaunchRecord(**dict(as_launch(trial)), over=launches.ended(trial))
 
 
 def as_launch(trial: TrialFacts) -> Launch:
@@ -566,6 +555,7 @@ def as_launch(trial: TrialFacts) -> Launch:
         launch=trial.spec.launch,
         round=trial.spec.round,
         position=trial.spec.position,
+        attempt=trial.spec.attempt,
         schedule=trial.spec.schedule,
         started_at=trial.status.started_at,
         receipt=trial.status.receipt,

@@ -1,0 +1,310 @@
+"""A world in virtual time at the port: launches run the simulated engine's physics.
+
+It keeps objects as a cluster would, enforces the same preconditions, and can be told to die after
+any action, to lose a status, to preempt a pod, or to lose its Prometheus.
+"""
+
+import zlib
+from typing import Any
+
+from specschedule.core.evidence import Launch, PrefixCache
+from specschedule.core.observed import (
+    CreateTrial,
+    DeleteTrial,
+    MetricsFacts,
+    Observed,
+    PodFacts,
+    RecordTrial,
+    RestoreArguments,
+    RolloutFacts,
+    ScheduleFacts,
+    ServerFacts,
+    SetFinalizer,
+    SetSpeculative,
+    StartLaunch,
+    StartVisit,
+    StopLaunch,
+    StopVisit,
+    TargetFacts,
+    TrialFacts,
+    TrialSpec,
+    TrialStatus,
+    Unreadable,
+    VisitFacts,
+)
+from specschedule.core.spec import Spec
+from specschedule.core.visit import CellClosed, VisitEnded
+from specschedule.ports import Conflict, Key
+from specschedule.sim import virtual
+from specschedule.sim.worlds import WORLDS
+
+KEY = Key("llm", "chat")
+BOOT_S = 5.0
+VISIT_S = 30.0
+
+
+_SIMULATED: dict[tuple[str, ...], Launch] = {}
+"""Launches are drawn from their names, so a second world sees the same ones."""
+
+
+class Killed(BaseException):
+    """The operator's process died right after an action."""
+
+
+class FakeWorld:
+    def __init__(self, spec: dict[str, Any], *, physics: str, incumbent: dict[str, Any] | None):
+        self.now = 10_000.0
+        self.physics = WORLDS[physics]
+        self.spec: Spec | Unreadable = Spec.model_validate(spec)
+        self.generation = 1
+        self.uid = "uid-1"
+        self.status: dict[str, Any] = {}
+        self.finalizer = False
+        self.deleting = False
+        self.approved: str | None = None
+        self.speculative = incumbent
+        self.template_hash = "template-1"
+        self.target_version = 1
+        self.target_missing = False
+        self.rollout_at: float | None = None
+        self.rollout_s = 20.0
+        self.rollout_fails_with: str | None = None
+        self.data_parallel = 1
+        self.trials: dict[str, tuple[TrialSpec, TrialStatus]] = {}
+        self.pods: dict[str, float] = {}
+        self.pod_ends: dict[str, tuple[str, str]] = {}
+        self.pending: tuple[str, str] | None = None
+        self.visits: dict[str, tuple[float, Launch]] = {}
+        self.prometheus_down = False
+        self.miscount = False
+        self.performed: list[Any] = []
+        self.announced: list[tuple[str, bool]] = []
+        self.die_after: int | None = None
+
+    def clock(self) -> float:
+        return self.now
+
+    def writes(self) -> list[Any]:
+        return [a for a in self.performed if isinstance(a, (SetSpeculative, RestoreArguments))]
+
+    def launched(self) -> list[str]:
+        return [a.trial for a in self.performed if isinstance(a, StartLaunch)]
+
+    # The port.
+
+    def observe(self, key: Key) -> Observed | None:
+        if self.uid == "":
+            return None
+        return Observed(
+            schedule=ScheduleFacts(
+                namespace=key.namespace,
+                name=key.name,
+                uid=self.uid,
+                generation=self.generation,
+                created_at=9_000.0,
+                deleting=self.deleting,
+                finalizer=self.finalizer,
+                spec=self.spec,
+                approved=self.approved,
+                status=self.status,
+            ),
+            target=self._target(),
+            trials=[self._trial(name) for name in sorted(self.trials)],
+            metrics=MetricsFacts(
+                url="http://prometheus",
+                available=not self.prometheus_down,
+                message="connection refused" if self.prometheus_down else "",
+            ),
+        )
+
+    def _target(self) -> TargetFacts | Unreadable:
+        if self.target_missing:
+            return Unreadable(reason="TargetNotFound", message="Deployment llm/chat does not exist")
+        rolled = self.rollout_at is None or self.now - self.rollout_at > self.rollout_s
+        complete = rolled and self.rollout_fails_with is None
+        return TargetFacts(
+            resource_version=str(self.target_version),
+            generation=self.target_version,
+            template_hash=self.template_hash,
+            server=ServerFacts(
+                container="vllm",
+                model="demo/model",
+                max_num_seqs=16,
+                data_parallel_size=self.data_parallel,
+                speculative=self.speculative,
+                arguments=["demo/model", repr(self.speculative)],
+            ),
+            replicas=2,
+            gpus=1,
+            boot_seconds=BOOT_S,
+            image_ids=["sha256:a"],
+            rollout=RolloutFacts(
+                complete=complete,
+                message="2 of 2 replicas updated" if complete else "0 of 2 replicas updated",
+                failing=self.rollout_fails_with,
+            ),
+        )
+
+    def _trial(self, name: str) -> TrialFacts:
+        spec, status = self.trials[name]
+        visit = self._visit(name)
+        return TrialFacts(
+            name=name,
+            spec=spec,
+            status=status,
+            pod=self._pod(name),
+            visit=visit,
+            scraped=self._scraped(visit) if visit and visit.phase == "Succeeded" else None,
+        )
+
+    def _pod(self, name: str) -> PodFacts | None:
+        if name not in self.pods:
+            return None
+        created = self.pods[name]
+        if name in self.pod_ends:
+            reason, message = self.pod_ends[name]
+            return PodFacts(phase="Ended", reason=reason, message=message, created_at=created)
+        if self.pending is not None:
+            reason, message = self.pending
+            return PodFacts(phase="Pending", reason=reason, message=message, created_at=created)
+        if self.now - created < BOOT_S:
+            return PodFacts(phase="Starting", message="loading weights", created_at=created)
+        receipt = self._evidence(name).receipt.model_copy(
+            update={
+                "image_id": "sha256:a",
+                "log_level_hides_warnings": False,
+                "caches_warm": True,
+                "kv_cache_tokens": 100_000,
+                "async_scheduling": True,
+                "attention_backend": "FLASH_ATTN",
+            }
+        )
+        return PodFacts(
+            phase="Ready",
+            created_at=created,
+            ready_at=created + BOOT_S,
+            url="http://10.0.0.1:8000",
+            receipt=receipt,
+        )
+
+    def _evidence(self, name: str) -> Launch:
+        """Run the arm's launch in virtual time, through the windows that were planned for it."""
+        spec, _ = self.trials[name]
+        key = (self.physics.name, name, repr(spec.speculative), repr(spec.visit.windows))
+        if key not in _SIMULATED:
+            _SIMULATED[key] = self._simulate(name)
+        return _SIMULATED[key]
+
+    def _simulate(self, name: str) -> Launch:
+        spec, _ = self.trials[name]
+        config = spec.speculative if not spec.unchanged else spec.incumbent
+        arm = virtual.Arm(
+            spec.arm,
+            max_tokens=(config or {}).get("num_speculative_tokens", 0),
+            schedule=(config or {}).get("num_speculative_tokens_per_batch_size"),
+        )
+        points = [w.profile.concurrency for w in spec.visit.windows]
+        launch = virtual.simulate_launch(
+            self.physics,
+            arm,
+            points=points,
+            load=virtual.Load(requests=20, prompt_tokens=64, output_tokens=32),
+            launch_seed=zlib.crc32(name.encode()),
+            slo=spec.visit.slo,
+            launch=spec.launch,
+            round=spec.round,
+        )
+        cells = [
+            c.model_copy(
+                update={
+                    "cell": w.cell,
+                    "tokens": w.tokens,
+                    "prefix_cache": PrefixCache(queries=c.offered * 64, hits=0),
+                    "preemptions": 0,
+                }
+            )
+            for c, w in zip(launch.cells, spec.visit.windows, strict=True)
+        ]
+        return launch.model_copy(update={"cells": cells})
+
+    def _visit(self, name: str) -> VisitFacts | None:
+        if name not in self.visits:
+            return None
+        started, launch = self.visits[name]
+        done = self.now - started >= VISIT_S
+        events = [CellClosed(cell=c) for c in launch.cells] if done else []
+        return VisitFacts(
+            phase="Succeeded" if done else "Running",
+            created_at=started,
+            events=[*events, VisitEnded(scraped_at=[self.now])] if done else [],
+        )
+
+    def _scraped(self, visit: VisitFacts) -> dict[str, dict[str, float]] | None:
+        if self.prometheus_down:
+            return None
+        counts = {}
+        for event in visit.events:
+            if isinstance(event, CellClosed):
+                cell = event.cell
+                good = float(cell.good or 0)
+                counts[cell.cell] = {
+                    "good": good + (1 if self.miscount else 0),
+                    "slow": cell.completed - good,
+                    "failed": float(cell.failed),
+                }
+        return counts
+
+    def perform(self, key: Key, action: Any) -> None:
+        self._do(action)
+        self.performed.append(action)
+        if self.die_after is not None:
+            self.die_after -= 1
+            if self.die_after < 0:
+                self.die_after = None
+                raise Killed
+
+    def _do(self, action: Any) -> None:
+        match action:
+            case CreateTrial(name=name, spec=spec):
+                assert not self.deleting, "created for an object that is being deleted"
+                self.trials.setdefault(name, (spec, TrialStatus()))
+            case StartLaunch(trial=name):
+                assert not self.deleting
+                self.pods.setdefault(name, self.now)
+            case StartVisit(trial=name, visit=visit):
+                assert visit.url.startswith("http://10.")
+                self.visits.setdefault(name, (self.now, self._evidence(name)))
+            case StopVisit(trial=name):
+                self.visits.pop(name, None)
+            case StopLaunch(trial=name):
+                self.pods.pop(name, None)
+            case RecordTrial(trial=name, status=status):
+                spec, stored = self.trials[name]
+                assert stored.ended_at is None or stored == status, "a record was rewritten"
+                self.trials[name] = (spec, status)
+            case DeleteTrial(trial=name):
+                for kept in (self.trials, self.pods, self.visits):
+                    kept.pop(name, None)
+            case SetSpeculative(speculative=wanted, resource_version=version):
+                self._write_target(wanted, version)
+            case RestoreArguments(resource_version=version):
+                self._write_target(self.status["promotion"].get("previous"), version)
+                self.rollout_fails_with = None
+            case SetFinalizer(present=present):
+                self.finalizer = present
+
+    def _write_target(self, wanted: dict[str, Any] | None, version: str) -> None:
+        if version != str(self.target_version):
+            raise Conflict("resourceVersion")
+        assert self.finalizer, "the target was written without our finalizer"
+        assert self.status.get("promotion"), "the target was written before the record"
+        self.speculative = wanted
+        self.target_version += 1
+        self.rollout_at = self.now
+
+    def report(self, key: Key, status: dict[str, Any], *, resource_uid: str) -> None:
+        assert resource_uid == self.uid
+        self.status = status
+
+    def announce(self, key: Key, reason: str, message: str, *, warning: bool) -> None:
+        self.announced.append((reason, warning))

@@ -1,0 +1,320 @@
+"""Whole runs through observe, decide, act and report, in virtual time."""
+
+import json
+
+import pytest
+
+from specschedule.api.v1alpha1 import Status
+from specschedule.core.observed import SetSpeculative, StartVisit, Unreadable
+from specschedule.core.spec import Spec
+from specschedule.reconcile import Reconciler
+
+from .fake_world import KEY, FakeWorld, Killed
+
+INCUMBENT = {"method": "eagle3", "model": "demo/drafter", "num_speculative_tokens": 5}
+SPEC = {
+    "target": {"name": "chat"},
+    "mode": "Auto",
+    "slo": {"ttft": "500ms", "tpot": "40ms"},
+    "candidates": [{"name": "card", "schedule": [[1, 2, 5], [3, 16, 1]]}],
+    "load": {"points": [1, 8, 16], "outputTokens": 32, "promptTokens": 64},
+    "bar": {
+        "improve": [{"metric": "throughput", "at": [8, 16], "by": "15%"}],
+        "protect": [{"metric": "decodeRate", "at": [1], "within": "15%"}],
+    },
+    "experiment": {"effort": "Quick", "seed": 7, "deadline": "2h"},
+}
+LOSES = {
+    **SPEC,
+    "slo": {"ttft": "500ms", "tpot": "100ms"},
+    "candidates": [{"name": "card", "schedule": [[1, 2, 3], [3, 16, 1]]}],
+    "load": {**SPEC["load"], "points": [8, 16]},
+    "bar": {"improve": [{"metric": "throughput", "at": [8, 16], "by": "10%"}]},
+}
+PROMOTED = {**INCUMBENT, "num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 16, 1]]}
+
+
+def world(spec=SPEC, physics="demo"):
+    return FakeWorld(spec, physics=physics, incumbent=dict(INCUMBENT))
+
+
+def run(of, *, until=lambda w: w.status.get("outcome"), looks=2000):
+    """Call reconcile as the queue would, until a claim about the world holds."""
+    reconcile = Reconciler(of, of.clock)
+    for _ in range(looks):
+        try:
+            again = reconcile(KEY)
+        except Killed:
+            reconcile = Reconciler(of, of.clock)
+            continue
+        if until(of):
+            return of.status
+        of.now += max(0.5, again if again is not None else 5.0)
+    pytest.fail(f"not within {looks} looks: {json.dumps(of.status, indent=1)[:2000]}")
+
+
+def settle(of):
+    """Look a few times more: an ended run must stay ended and leave nothing."""
+    reconcile = Reconciler(of, of.clock)
+    for _ in range(5):
+        reconcile(KEY)
+        of.now += 60
+
+
+def test_a_better_candidate_is_promoted_with_one_write():
+    of = world()
+    status = run(of)
+    assert status["outcome"] == "Promoted", status["message"]
+    assert of.speculative == PROMOTED
+    assert len(of.writes()) == 1
+    settle(of)
+    assert (of.pods, of.visits, of.finalizer) == ({}, {}, False)
+    assert of.status["outcome"] == "Promoted"
+    assert of.writes() == [
+        SetSpeculative(speculative=PROMOTED, resource_version=of.writes()[0].resource_version)
+    ]
+
+
+def test_the_status_fits_the_published_type_and_holds_no_nan():
+    of = world()
+    run(of)
+    Status.model_validate(of.status)
+    json.dumps(of.status, allow_nan=False)
+    assert len(json.dumps(of.status)) < 64 * 1024
+
+
+def test_a_schedule_that_loses_to_its_controls_is_not_promoted_and_names_the_control():
+    of = world(LOSES, "demo-loses")
+    status = run(of)
+    assert status["outcome"] == "NotPromoted", status["message"]
+    assert of.writes() == []
+    assert of.speculative == INCUMBENT
+    assert "none" in status["recommendation"]
+
+
+def test_killed_after_any_single_action_the_run_ends_in_the_same_place():
+    whole = world()
+    run(whole)
+    for death in range(len(whole.performed)):
+        of = world()
+        of.die_after = death
+        status = run(of)
+        settle(of)
+        assert status["outcome"] == "Promoted", (death, status["message"])
+        assert of.speculative == PROMOTED, death
+        assert len(of.writes()) == 1, death
+        assert set(of.launched()) == set(whole.launched()), death
+        assert (of.pods, of.visits, of.finalizer) == ({}, {}, False), death
+
+
+def test_a_status_lost_in_mid_run_is_rebuilt_from_the_trials():
+    of = world()
+    run(of, until=lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == 4)
+    before = len(of.launched())
+    of.status = {}
+    status = run(of)
+    assert status["outcome"] == "Promoted"
+    assert len(set(of.launched())) == len(of.launched()), "a recorded launch was launched again"
+    assert len(of.launched()) >= before
+    assert len(of.writes()) == 1
+
+
+def test_a_preempted_launch_takes_its_pair_with_it_and_fails_nothing():
+    of = world()
+    run(of, until=lambda w: len(w.pods) == 1 and len(w.trials) == 2)
+    (name,) = of.pods
+    of.pod_ends[name] = ("Preempted", "preempted by a pod of higher priority")
+    status = run(of)
+    assert status["outcome"] == "Promoted", status["message"]
+    void = [n for n, (_, s) in of.trials.items() if s.void]
+    assert void == [name]
+    attempts = [s.attempt for s, _ in of.trials.values()]
+    assert attempts.count(2) == 2
+
+
+def test_a_changed_spec_supersedes_the_run_and_carries_no_sample_over():
+    of = world()
+    run(of, until=lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == 2)
+    first = of.status["runId"]
+    of.spec = Spec.model_validate({**SPEC, "experiment": {**SPEC["experiment"], "seed": 8}})
+    of.generation = 2
+    status = run(of)
+    assert status["outcome"] == "Promoted"
+    assert status["runId"] != first
+    assert [(h["runId"], h["outcome"]) for h in status["history"]] == [(first, "Superseded")]
+    assert {s.run_id for s, _ in of.trials.values()} == {status["runId"]} | (
+        {first} & {s.run_id for s, _ in of.trials.values()}
+    )
+    assert status["observedGeneration"] == 2
+
+
+def test_changing_mode_or_rollout_deadline_keeps_the_run():
+    of = world({**SPEC, "mode": "Propose"})
+    run(of, until=lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == 2)
+    first = of.status["runId"]
+    of.spec = Spec.model_validate({**SPEC, "mode": "Auto", "rollout": {"deadline": "20m"}})
+    of.generation = 2
+    assert run(of)["runId"] == first
+
+
+def test_a_prometheus_outage_holds_the_run_and_is_nobodys_fault():
+    of = world()
+    run(of, until=lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == 2)
+    of.prometheus_down = True
+    run(of, until=lambda w: w.status["reason"] == "MetricsUnavailable")
+    held = {c["type"]: c["status"] for c in of.status["conditions"]}
+    assert (held["Accepted"], held["Progressing"], held["Ready"]) == ("True", "True", "False")
+    launches = len(of.launched())
+    of.now += 600
+    Reconciler(of, of.clock)(KEY)
+    assert len(of.launched()) == launches
+    of.prometheus_down = False
+    assert run(of)["outcome"] == "Promoted"
+
+
+def test_an_outage_past_the_deadline_is_inconclusive_with_everything_cleared():
+    of = world()
+    run(of, until=lambda w: len(w.visits) == 1)
+    of.prometheus_down = True
+    status = run(of)
+    assert (status["outcome"], status["reason"]) == ("Inconclusive", "MetricsUnavailable")
+    assert of.writes() == []
+    settle(of)
+    assert (of.pods, of.visits) == ({}, {})
+
+
+def test_counters_that_disagree_with_the_record_end_the_run_inconclusive():
+    of = world()
+    of.miscount = True
+    status = run(of)
+    assert (status["outcome"], status["reason"]) == ("Inconclusive", "MetricsDisagree")
+    assert of.writes() == []
+
+
+def test_a_target_edited_by_others_voids_the_evidence():
+    of = world()
+    run(of, until=lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == 3)
+    of.template_hash = "template-2"
+    status = run(of)
+    assert (status["outcome"], status["reason"]) == ("Aborted", "TargetChanged")
+    settle(of)
+    assert (of.pods, of.visits, of.writes()) == ({}, {}, [])
+
+
+def test_no_free_gpu_ends_at_the_deadline_with_the_schedulers_own_words():
+    of = world({**SPEC, "experiment": {**SPEC["experiment"], "deadline": "10m"}})
+    of.pending = ("Unschedulable", "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.")
+    run(of, until=lambda w: w.status.get("reason") == "Unschedulable")
+    status = run(of)
+    assert (status["outcome"], status["reason"]) == ("Inconclusive", "Unschedulable")
+    assert "Insufficient nvidia.com/gpu" in status["message"]
+    settle(of)
+    assert of.pods == {}
+
+
+def test_data_parallel_targets_are_rejected_without_a_single_pod():
+    of = world()
+    of.data_parallel = 2
+    status = run(of)
+    assert status["outcome"] == "Rejected"
+    assert "2" in status["message"]
+    assert (of.trials, of.pods) == ({}, {})
+    accepted = next(c for c in status["conditions"] if c["type"] == "Accepted")
+    assert accepted["status"] == "False"
+
+
+def test_a_spec_that_cannot_be_read_is_rejected_in_its_own_words():
+    of = world()
+    of.spec = Unreadable(reason="InvalidSpec", message="spec.slo: needs a limit")
+    status = run(of)
+    assert (status["outcome"], status["message"]) == ("Rejected", "spec.slo: needs a limit")
+
+
+def test_a_missing_target_is_waited_for_until_it_appears():
+    of = world()
+    of.target_missing = True
+    run(of, until=lambda w: w.status.get("reason") == "TargetNotFound")
+    assert of.status.get("outcome") is None
+    of.target_missing = False
+    assert run(of)["outcome"] == "Promoted"
+
+
+def test_propose_never_writes_and_approve_waits_for_its_run_id():
+    proposed = world({**SPEC, "mode": "Propose"})
+    assert run(proposed)["outcome"] == "Proposed"
+    assert proposed.writes() == []
+    waiting = world({**SPEC, "mode": "Approve"})
+    run(waiting, until=lambda w: w.status.get("stage") == "AwaitingApproval")
+    assert waiting.pods == {}
+    waiting.approved = "another"
+    run(waiting, until=lambda w: w.status.get("stage") == "AwaitingApproval")
+    assert waiting.writes() == []
+    waiting.approved = waiting.status["runId"]
+    assert run(waiting)["outcome"] == "Promoted"
+
+
+def test_a_rollout_that_does_not_finish_is_taken_back():
+    of = world({**SPEC, "rollout": {"deadline": "2m"}})
+    of.rollout_fails_with = "pod chat-x: CrashLoopBackOff: unrecognized arguments"
+    status = run(of)
+    assert status["outcome"] == "RolledBack"
+    assert "CrashLoopBackOff" in status["message"]
+    assert of.speculative == INCUMBENT
+    assert len(of.writes()) == 2
+    assert not of.finalizer
+    degraded = next(c for c in status["conditions"] if c["type"] == "Degraded")
+    assert degraded["status"] == "True"
+
+
+def test_deleted_in_mid_run_nothing_is_created_any_more():
+    of = world()
+    run(of, until=lambda w: len(w.visits) == 1)
+    of.deleting = True
+    before = len(of.performed)
+    settle(of)
+    assert of.performed[before:] == []
+
+
+def test_deleted_in_mid_promotion_the_unproven_change_is_taken_back():
+    of = world()
+    run(of, until=lambda w: len(w.writes()) == 1)
+    of.deleting = True
+    settle(of)
+    assert of.speculative == INCUMBENT
+    assert not of.finalizer
+
+
+def test_the_budget_is_a_hard_limit():
+    of = world({**SPEC, "experiment": {**SPEC["experiment"], "budget": {"gpuHours": 0.035}}})
+    status = run(of)
+    spent = sum(s.gpu_seconds or 0 for _, s in of.trials.values()) / 3600
+    assert spent <= 0.035
+    assert status["outcome"] == "Inconclusive"
+    assert status["reason"] == "BudgetExhausted"
+
+
+def test_arms_side_by_side_where_parallelism_allows_it():
+    of = world({**SPEC, "experiment": {**SPEC["experiment"], "parallelism": 2}})
+    most = 0
+
+    def watch(w):
+        nonlocal most
+        most = max(most, len(w.pods))
+        return w.status.get("outcome")
+
+    assert run(of, until=watch)["outcome"] == "Promoted"
+    assert most == 2
+
+
+def test_every_outcome_is_announced_once():
+    of = world()
+    run(of)
+    settle(of)
+    assert [r for r, _ in of.announced].count("Promoted") == 1
+
+
+def test_visits_go_to_the_pod_itself():
+    of = world()
+    run(of)
+    visits = [a for a in of.performed if isinstance(a, StartVisit)]
+    assert {v.visit.url for v in visits} == {"http://10.0.0.1:8000"}
