@@ -17,21 +17,28 @@ def read_spec(path: str) -> Spec:
     Raises:
         BadInput: The file holds none, or several, or a spec that is not valid.
     """
-    schedule = _only(path, "SpecSchedule")
+    schedule = only(path, "SpecSchedule")
     try:
         return Spec.model_validate(schedule.get("spec"))
     except ValidationError as error:
         raise BadInput(f"{path}: spec{fault(error)}") from error
 
 
-def read_target(path: str, spec: Spec) -> TargetFacts:
+def read_target(
+    path: str, spec: Spec, config_maps: Mapping[str, Mapping[str, str]] | None = None
+) -> TargetFacts:
     """Return the facts of the serving Deployment in a file.
+
+    Args:
+        path: The file.
+        spec: Names the target, and its container where the user does.
+        config_maps: Data of ConfigMaps that its pod template names, by name.
 
     Raises:
         BadInput: The file holds no Deployment, or several and none with the target's name.
     """
-    deployment = _only(path, spec.target.kind, name=spec.target.name)
-    return target_facts(deployment, container=spec.target.container)
+    deployment = only(path, spec.target.kind, name=spec.target.name)
+    return target_facts(deployment, config_maps=config_maps, container=spec.target.container)
 
 
 def fault(error: ValidationError) -> str:
@@ -40,7 +47,12 @@ def fault(error: ValidationError) -> str:
     return "".join(f".{part}" for part in first["loc"]) + f": {first['msg']}"
 
 
-def _only(path: str, kind: str, name: str | None = None) -> Mapping[str, Any]:
+def only(path: str, kind: str, name: str | None = None) -> Mapping[str, Any]:
+    """Return the one object of a kind in a file, or the one of that name among several.
+
+    Raises:
+        BadInput: The file holds none, or several.
+    """
     found = [
         document
         for document in read_documents(path)

@@ -4,7 +4,7 @@ Read in vLLM 0.32.0 and 0.33.0 (``v1/worker/gpu_model_runner.py``, ``v1/worker/g
 ``config/vllm.py``). The first row that matches answers, so exceptions stand before rules.
 """
 
-from specschedule.core.gates import MatrixRow
+from specschedule.core.matrix import MatrixRow
 
 _BOTH = ["0.32.0", "0.33.0"]
 

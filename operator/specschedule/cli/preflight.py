@@ -1,0 +1,113 @@
+"""``specschedule preflight``: the gates that need no pod."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specschedule.cli.output import BadInput, emit, output_option
+from specschedule.cli.specs import only, read_spec, read_target
+from specschedule.core.gate import Gate, fails
+from specschedule.core.gates import before_pods
+from specschedule.core.observed import ServerFacts
+from specschedule.core.schedule import ScheduleError, parse
+from specschedule.vllm_facts import matrix
+from specschedule.vllm_facts.logs import read_log
+from specschedule.vllm_facts.serving import serving_gates
+
+
+@click.command()
+@click.option("-f", "--file", "spec_path", required=True, help="SpecSchedule, as YAML.")
+@click.option("--target", "target_path", required=True, help="Its Deployment, as YAML.")
+@click.option(
+    "--config-map", "config_map_paths", multiple=True, help="ConfigMap that the target names."
+)
+@click.option("--engine-version", help="vLLM's version, where the image does not say it.")
+@click.option("--log", "log_path", help="Start-up log of the serving engine.")
+@click.option("--metrics", "metrics_path", help="One scrape of the serving engine's /metrics.")
+@output_option
+def command(
+    spec_path: str,
+    target_path: str,
+    config_map_paths: tuple[str, ...],
+    engine_version: str | None,
+    log_path: str | None,
+    metrics_path: str | None,
+    output: str,
+) -> None:
+    """Answer the gates that need no pod: can this run work at all?"""
+    fault = _schedule_fault(spec_path)
+    if fault is not None:
+        _answer([fault], output)
+        return
+    spec = read_spec(spec_path)
+    maps = [only(path, "ConfigMap") for path in config_map_paths]
+    facts = read_target(target_path, spec, {_name(each): _texts(each) for each in maps})
+    log = _read(log_path)
+    if engine_version is None and log is not None:
+        engine_version = read_log(log).version
+    gates = before_pods(spec, facts, matrix=matrix.ROWS, engine_version=engine_version)
+    if isinstance(facts.server, ServerFacts):
+        seen = serving_gates(spec, facts.server, log_text=log, metrics_text=_read(metrics_path))
+        gates = _worst_of_each(gates, seen)
+    _answer(gates, output)
+
+
+def _answer(gates: list[Gate], output: str) -> None:
+    accepted = not any(gate.holds for gate in gates)
+    emit({"accepted": accepted, "gates": [gate.plain() for gate in gates]}, _text(gates), output)
+
+
+def _schedule_fault(path: str) -> Gate | None:
+    """Answer a bad schedule in the schedule's own words, not in those of a type check."""
+    spec = only(path, "SpecSchedule").get("spec")
+    candidates = spec.get("candidates") if isinstance(spec, Mapping) else None
+    for at, candidate in enumerate(candidates if isinstance(candidates, list) else []):
+        if not isinstance(candidate, Mapping) or "schedule" not in candidate:
+            continue
+        try:
+            parse(candidate["schedule"])
+        except ScheduleError as error:
+            where = f"spec.candidates[{at}].schedule"
+            return fails("schedule", f"Schedule{error.reason}", f"{where}: {error.message}")
+    return None
+
+
+def _worst_of_each(before: list[Gate], seen: list[Gate]) -> list[Gate]:
+    """Answer each gate once: what was seen counts, unless it saw less or the rest is worse."""
+    answers = {gate.gate: gate for gate in before}
+    for gate in seen:
+        known = answers.get(gate.gate)
+        if known is None or not known.holds and gate.answer != "NotApplicable":
+            answers[gate.gate] = gate
+    return list(answers.values())
+
+
+def _text(gates: list[Gate]) -> str:
+    width = max(len(gate.gate) for gate in gates)
+    lines = [
+        f"{gate.answer:<13}  {gate.gate:<{width}}  {gate.reason}: {gate.message}" for gate in gates
+    ]
+    holding = [gate.gate for gate in gates if gate.holds]
+    verdict = f"not accepted: {', '.join(holding)}" if holding else "accepted"
+    return "\n".join([*lines, verdict])
+
+
+def _name(document: Mapping[str, Any]) -> str:
+    metadata = document.get("metadata")
+    return str(metadata.get("name")) if isinstance(metadata, Mapping) else ""
+
+
+def _texts(document: Mapping[str, Any]) -> dict[str, str]:
+    data = document.get("data")
+    return {str(k): str(v) for k, v in data.items()} if isinstance(data, Mapping) else {}
+
+
+def _read(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from error

@@ -1,0 +1,315 @@
+"""Gates on the engine's own counters: did it draft what the schedule says, and was the work fair.
+
+Counters alone cannot show what a step with K=0 costs: the drafter may still run there. Such a
+band is judged against the arm ``none``, so a run without one leaves it Unknown.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from specschedule.core.compare import NONE
+from specschedule.core.evidence import Cell, Launch
+from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
+from specschedule.core.observed import ServerFacts
+from specschedule.core.receipts import SCHEDULE_DISABLED, noted
+from specschedule.core.schedule import ScheduleError, effective
+from specschedule.core.spec import Spec
+
+TOKENS_TOLERANCE = 0.25
+"""How far mean draft tokens per draft may be from the plan, in tokens and as a share of it."""
+
+HITS_UNIQUE = 0.1
+"""Share of prompt tokens found in the prefix cache beyond which prompts were not unique."""
+
+HITS_APART = 0.1
+"""Arms whose prefix-cache hit shares differ by more are not comparable."""
+
+_REQUESTS_SHORT = 2
+"""A held load may be short of this many requests for a step while one ends and one begins."""
+
+
+STATE_LOST = 0.5
+"""Acceptance that falls below this share of itself after steps with K=0 is drafter state lost."""
+
+
+def counted_cells(launch: Launch) -> Iterable[Cell]:
+    """Return the windows that count."""
+    return (cell for cell in launch.cells if cell.void is None)
+
+
+def schedule_in_effect(drafting: Sequence[Launch], server: ServerFacts, *, has_none: bool) -> Gate:
+    """Hold drafted tokens against the plan at every load that was measured."""
+    gate = "scheduleInEffect"
+    disabled = [
+        f"{each.arm}: {text}"
+        for each in drafting
+        for text in noted(each.receipt, SCHEDULE_DISABLED)
+    ]
+    if disabled:
+        return fails(gate, "SwitchedOff", "; ".join(sorted(set(disabled))))
+    changed = [each.arm for each in drafting if _other_schedule(each, server)]
+    if changed:
+        return fails(
+            gate,
+            "OtherScheduleInEffect",
+            f"the engine reports another schedule than the one launched: "
+            f"{', '.join(sorted(set(changed)))}",
+        )
+    wrong: list[tuple[str, str]] = []
+    notes: set[str] = set()
+    seen: dict[str, set[int]] = {}
+    for each in drafting:
+        for cell in counted_cells(each):
+            if cell.tokens is None or cell.drafts is None or cell.draft_tokens is None:
+                continue
+            verdict, text = _drafted(each, cell, server)
+            seen.setdefault(each.arm, set()).add(cell.tokens)
+            if verdict == "Near":
+                notes.add(text)
+            elif verdict:
+                wrong.append((verdict, text))
+    if wrong:
+        return fails(gate, wrong[0][0], "; ".join(sorted({text for _, text in wrong})))
+    zero = sorted(arm for arm, planned in seen.items() if 0 in planned)
+    if zero and not has_none:
+        return unknown(
+            gate,
+            "NoControlForZero",
+            f"{', '.join(zero)} plan K=0, where counters do not show whether the drafter still "
+            f"runs; no launch of {NONE} counts to compare with",
+        )
+    unseen = sorted({each.arm for each in drafting} - set(seen))
+    if unseen:
+        return unknown(
+            gate,
+            "NoDraftCounters",
+            f"no counted window of {', '.join(unseen)} has the engine's draft counters",
+        )
+    told = "; ".join(
+        f"{arm} K={','.join(str(k) for k in sorted(ks, reverse=True))}" for arm, ks in seen.items()
+    )
+    said = "; ".join([f"draft tokens per draft follow the plan: {told}", *sorted(notes)])
+    return passes(gate, said, "HoldsWithNotes" if notes else "Holds")
+
+
+def _other_schedule(launch: Launch, server: ServerFacts) -> bool:
+    """Whether the engine itself names a schedule that acts differently from the launched one."""
+    told = launch.receipt.schedule
+    if told is None or launch.schedule is None:
+        return False
+    largest = launch.receipt.num_speculative_tokens or max(row[-1] for row in launch.schedule)
+    try:
+        one, other = (
+            effective(rows, max_tokens=max(1, largest), max_num_seqs=server.max_num_seqs)
+            for rows in (told, launch.schedule)
+        )
+    except ScheduleError:
+        return True
+    return one.canonical != other.canonical
+
+
+def _drafted(launch: Launch, cell: Cell, server: ServerFacts) -> tuple[str, str]:
+    """Compare drafted tokens with the plan: a reason and a sentence, both empty when they agree.
+
+    "Near" means that a neighbouring batch size explains the difference.
+    """
+    planned, drafts, tokens = cell.tokens or 0, cell.drafts or 0, cell.draft_tokens or 0
+    at = cell.profile.concurrency
+    where = f"{launch.arm} at {at} in flight" if at else f"{launch.arm}, cell {cell.cell}"
+    per_draft = tokens / drafts if drafts else 0.0
+    neighbours = _neighbours(launch, at, server)
+    if planned == 0:
+        # Steps with K=0 count no draft, so what was drafted at all is compared with the output.
+        output = cell.engine_output_tokens or cell.output_tokens or 0
+        if not tokens or (output and tokens / output <= TOKENS_TOLERANCE):
+            return "", ""
+        if neighbours - {0}:
+            return "Near", f"{where}: some steps had another batch size and drafted {tokens} tokens"
+        return (
+            "NotLimited",
+            f"{where} should draft nothing but drafted {tokens} tokens ({per_draft:.2f} a draft)",
+        )
+    if not drafts:
+        return (
+            "SpeculationOff",
+            f"{where} should draft {planned} tokens but drafted none: speculation is off",
+        )
+    if abs(per_draft - planned) <= max(TOKENS_TOLERANCE, TOKENS_TOLERANCE * planned / 2):
+        return "", ""
+    low, high = min({planned, *neighbours}), max({planned, *neighbours})
+    if low - TOKENS_TOLERANCE <= per_draft <= high + TOKENS_TOLERANCE and low != high:
+        return (
+            "Near",
+            f"{where}: {per_draft:.2f} tokens a draft where {planned} are planned, as prefills "
+            "count for the batch size",
+        )
+    reason = "NotLimited" if per_draft > planned else "DraftsShort"
+    return reason, f"{where}: {per_draft:.2f} tokens a draft where {planned} are planned"
+
+
+def _neighbours(launch: Launch, at: int | None, server: ServerFacts) -> set[int]:
+    """Return K at batch sizes that a held load passes through while requests come and go."""
+    if at is None or launch.schedule is None:
+        return set()
+    largest = max(1, *(row[-1] for row in launch.schedule))
+    table = effective(launch.schedule, max_tokens=largest, max_num_seqs=server.max_num_seqs)
+    first = max(1, at - _REQUESTS_SHORT)
+    last = min(at + _REQUESTS_SHORT, server.max_num_seqs)
+    return {band.tokens for band in table.bands() if band.first <= last and band.last >= first}
+
+
+def acceptance(spec: Spec, drafting: Sequence[Launch]) -> Gate:
+    """Require that drafters are accepted at all."""
+    gate = "acceptance"
+    floor = spec.policy.acceptance_floor
+    drafted: dict[str, int] = {}
+    accepted: dict[str, int] = {}
+    for each in drafting:
+        for cell in counted_cells(each):
+            if cell.draft_tokens is not None and cell.accepted_tokens is not None:
+                drafted[each.arm] = drafted.get(each.arm, 0) + cell.draft_tokens
+                accepted[each.arm] = accepted.get(each.arm, 0) + cell.accepted_tokens
+    silent = sorted({each.arm for each in drafting} - set(drafted))
+    if silent:
+        return unknown(
+            gate, "NoDraftCounters", f"{', '.join(silent)} have no counted acceptance counters"
+        )
+    shares = {arm: accepted[arm] / n for arm, n in drafted.items() if n}
+    low = [
+        f"{arm} accepts {shares[arm]:.1%} of {drafted[arm]} draft tokens"
+        for arm in shares
+        if shares[arm] < floor
+    ]
+    if low:
+        return fails(
+            gate,
+            "AcceptanceBelowFloor",
+            f"{'; '.join(low)}; the floor is {floor:.1%}: the drafter does not fit the model or "
+            "the traffic; serve without speculation",
+        )
+    said = [f"{arm} {share:.1%} (n = {drafted[arm]})" for arm, share in shares.items()]
+    said += [f"{arm} n/a" for arm, n in drafted.items() if not n]
+    return passes(gate, f"accepted share of draft tokens: {', '.join(said)}")
+
+
+def drafter_state(drafting: Sequence[Launch]) -> Gate:
+    """Require that drafts are accepted after steps with K=0 as before them."""
+    gate = "drafterState"
+    lost: list[str] = []
+    compared = 0
+    for each in drafting:
+        before: list[Cell] = []
+        after: list[Cell] = []
+        spell = False
+        for cell in counted_cells(each):
+            if not cell.draft_tokens or cell.accepted_tokens is None:
+                spell = spell or cell.tokens == 0
+            elif cell.tokens is None or spell:
+                after.append(cell)
+            else:
+                before.append(cell)
+        if before and after and each.schedule and any(row[-1] == 0 for row in each.schedule):
+            compared += 1
+            then, now = _share(before), _share(after)
+            if now < STATE_LOST * then:
+                lost.append(f"{each.arm} launch {each.launch}: {then:.0%} before, {now:.0%} after")
+    if lost:
+        return fails(
+            gate,
+            "DrafterStateLost",
+            f"acceptance falls after steps with K=0 ({'; '.join(lost)}): the drafter loses its "
+            "state there; try a schedule without K=0",
+        )
+    if not compared:
+        return not_applicable(gate, "NoZeroSpell", "no launch drafted before and after a K=0 spell")
+    return passes(gate, f"acceptance is kept over K=0 spells in {compared} launches")
+
+
+def _share(cells: Sequence[Cell]) -> float:
+    drafted = sum(cell.draft_tokens or 0 for cell in cells)
+    return sum(cell.accepted_tokens or 0 for cell in cells) / drafted
+
+
+def prefix_cache(spec: Spec, counted: Sequence[Launch]) -> Gate:
+    """Require the declared prefix-cache regime, the same in all arms."""
+    gate = "prefixCache"
+    shares: dict[str, float] = {}
+    silent = []
+    for each in counted:
+        read = [cell.prefix_cache for cell in counted_cells(each) if cell.prefix_cache is not None]
+        if not read:
+            silent.append(each.arm)
+            continue
+        queries, hits = sum(r.queries for r in read), sum(r.hits for r in read)
+        share = hits / queries if queries else 0.0
+        shares[each.arm] = max(share, shares.get(each.arm, 0.0))
+    if silent:
+        return unknown(
+            gate,
+            "NoPrefixCounters",
+            f"no counted window of {', '.join(sorted(set(silent)))} has prefix-cache counters",
+        )
+    said = ", ".join(f"{arm} {share:.0%}" for arm, share in shares.items())
+    if max(shares.values()) - min(shares.values()) > HITS_APART:
+        return fails(
+            gate,
+            "ArmsNotComparable",
+            f"prefix-cache hits differ between arms ({said}): they did not do the same work",
+        )
+    if spec.load.prefix_cache == "Unique" and max(shares.values()) > HITS_UNIQUE:
+        return fails(
+            gate,
+            "PromptsNotUnique",
+            f"spec.load.prefixCache is Unique but prompts were found in the cache ({said})",
+        )
+    if spec.load.prefix_cache != "Unique" and min(shares.values()) <= HITS_UNIQUE:
+        return fails(
+            gate,
+            "PrefixCacheCold",
+            f"spec.load.prefixCache is {spec.load.prefix_cache} but the cache was cold ({said})",
+        )
+    return passes(gate, f"prefix-cache hits as declared: {said}")
+
+
+def preemptions(counted: Sequence[Launch]) -> Gate:
+    """Require that no window that counts had a preemption."""
+    gate = "preemptions"
+    cells = [(each.arm, cell) for each in counted for cell in counted_cells(each)]
+    hit = sorted(
+        {f"{arm} cell {cell.cell}: {cell.preemptions}" for arm, cell in cells if cell.preemptions}
+    )
+    if hit:
+        return fails(
+            gate,
+            "Preempted",
+            f"requests were preempted in windows that count ({', '.join(hit)}): the KV cache is "
+            "too small for the load point",
+        )
+    silent = sorted({arm for arm, cell in cells if cell.preemptions is None})
+    if silent or not cells:
+        return unknown(
+            gate, "NotRead", f"preemptions of {', '.join(silent) or 'every arm'} were not read"
+        )
+    return passes(gate, f"no request was preempted in {len(cells)} windows")
+
+
+def output_equivalence(counted: Sequence[Launch]) -> Gate:
+    """Hold output at temperature 0 against that of ``none``."""
+    gate = "outputEquivalence"
+    read = [
+        (each.arm, cell.first_token_differences, cell.completed)
+        for each in counted
+        for cell in counted_cells(each)
+        if cell.first_token_differences is not None
+    ]
+    if not read:
+        return not_applicable(gate, "NotChecked", "output was not compared between arms")
+    relaunch = max((d for arm, d, _ in read if arm == NONE), default=0)
+    wrong = [f"{arm}: {d} of {n} prompts" for arm, d, n in read if arm != NONE and d > relaunch]
+    if wrong:
+        return fails(
+            gate,
+            "OutputDiffers",
+            f"output differs from {NONE} at temperature 0 ({'; '.join(wrong)}); two launches of "
+            f"{NONE} differ in {relaunch}",
+        )
+    return passes(gate, f"output equals that of {NONE} on {len(read)} comparisons")

@@ -1,0 +1,158 @@
+"""What vLLM's versions do with a schedule, as data, and what that means for a run.
+
+A known engine problem is a row and not a branch; the rows themselves stand in ``vllm_facts``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from specschedule.core.gate import Gate, fails, not_applicable, passes
+from specschedule.core.observed import ServerFacts
+from specschedule.core.schedule import EffectiveTable
+from specschedule.core.values import Value
+from specschedule.core.versions import numbers
+
+V2_LACKS = frozenset({"suffix", "medusa", "mlp_speculator", "custom_class"})
+"""Methods that model runner V2 of vLLM 0.32 and 0.33 does not have."""
+
+Effect = Literal["Honours", "TruncatesOnly", "Ignores", "Disables", "Refuses", "Crashes"]
+
+
+class MatrixRow(Value):
+    """What some versions of vLLM do with a schedule in some surroundings.
+
+    Empty lists and absent limits match everything; the first row that matches answers.
+    """
+
+    id: str
+    """Short name of the row, such as an issue number."""
+    since: str | None = None
+    """First version it is about."""
+    before: str | None = None
+    """First version it is no longer about."""
+    tested: list[str]
+    """Versions that it was read or seen in."""
+    methods: list[str] = []
+    """Speculative methods."""
+    runners: list[Literal["V1", "V2"]] = []
+    """Model runners."""
+    devices: list[Literal["gpu", "cpu"]] = []
+    """Devices."""
+    rows: Literal["any", "zero", "varying", "contexts"] = "any"
+    """Schedules: any; with a K=0 row; with another K than the largest; with contexts."""
+    effect: Effect
+    """What the engine does."""
+    symptom: str
+    """What a user sees."""
+
+
+class Surroundings(Value):
+    """What a schedule would run in, as far as it can be known before a launch."""
+
+    version: str | None
+    """vLLM's version."""
+    method: str | None
+    """Speculative method; None when vLLM finds it from the drafter."""
+    runner: Literal["V1", "V2"]
+    """Model runner that is expected."""
+    device: Literal["gpu", "cpu"]
+    """Device."""
+
+    def __str__(self) -> str:
+        method = self.method or "(found from the drafter)"
+        return f"method {method}, model runner {self.runner}, {self.device}"
+
+
+def expected_runner(server: ServerFacts, *, gpus: int, method: str | None) -> Literal["V1", "V2"]:
+    """Return the model runner that vLLM 0.32 will use."""
+    forced = server.environment.get("VLLM_USE_V2_MODEL_RUNNER")
+    if forced in ("0", "1"):
+        return "V2" if forced == "1" else "V1"
+    return "V1" if not gpus or method in V2_LACKS else "V2"
+
+
+def model_runner(server: ServerFacts, where: Surroundings) -> Gate:
+    """Say whether the model runner that is forced can draft by this method."""
+    if server.environment.get("VLLM_USE_V2_MODEL_RUNNER") == "1" and where.method in V2_LACKS:
+        return fails(
+            "modelRunner",
+            "RunnerLacksMethod",
+            f"VLLM_USE_V2_MODEL_RUNNER is 1 but model runner V2 has no method {where.method}: "
+            "vLLM refuses to start; unset the variable",
+        )
+    return not_applicable(
+        "modelRunner", "SeenAtLaunch", f"model runner {where.runner} is expected; launches tell"
+    )
+
+
+def method_and_schedule(
+    where: Surroundings, matrix: Sequence[MatrixRow], tables: Mapping[str, EffectiveTable]
+) -> Gate:
+    """Say what the engine does with the candidates, by the worst row that matches one.
+
+    Args:
+        where: What they would run in.
+        matrix: Rows, exceptions before rules.
+        tables: Effective tables by candidate.
+    """
+    gate = "methodAndSchedule"
+    found: dict[str, MatrixRow] = {}
+    for name, table in tables.items():
+        kinds = kinds_of(table)
+        row = next((row for row in matrix if _matches(row, where, kinds)), None)
+        if row:
+            found[name] = row
+    by_effect = {row.effect: (name, row) for name, row in reversed(found.items())}
+    for effect in ("Refuses", "Crashes", "Disables"):
+        if effect in by_effect:
+            name, row = by_effect[effect]
+            return fails(
+                gate,
+                f"Engine{effect}Schedule",
+                f"candidate {name} with {where}: {row.symptom} ({row.id}, tested on "
+                f"{', '.join(row.tested)})",
+            )
+    if len(found) < len(tables) or not tables:
+        return not_applicable(
+            gate,
+            "NotTested",
+            f"a schedule with {where} has not been tested on vLLM {where.version or '(unknown)'}; "
+            "the counters of the running arms decide",
+        )
+    for effect in ("Ignores", "TruncatesOnly"):
+        if effect in by_effect:
+            _, row = by_effect[effect]
+            return passes(
+                gate,
+                f"with {where}: {row.symptom}; the cost of drafting stays ({row.id}, tested on "
+                f"{', '.join(row.tested)})",
+                "DraftingCostStays",
+            )
+    return passes(gate, f"with {where} drafting follows the schedule")
+
+
+def kinds_of(table: EffectiveTable) -> set[str]:
+    """Return which kinds of matrix rows a table belongs to."""
+    bands = {band.tokens for band in table.bands()}
+    kinds = {"any"}
+    if 0 in bands:
+        kinds.add("zero")
+    if bands != {table.max_tokens}:
+        kinds.add("varying")
+    if table.contexts is not None:
+        kinds.add("contexts")
+    return kinds
+
+
+def _matches(row: MatrixRow, where: Surroundings, kinds: set[str]) -> bool:
+    version = None if where.version is None else numbers(where.version)
+    if version is not None and row.since and version < numbers(row.since):
+        return False
+    if version is not None and row.before and version >= numbers(row.before):
+        return False
+    return (
+        (not row.methods or where.method in row.methods)
+        and (not row.runners or where.runner in row.runners)
+        and (not row.devices or where.device in row.devices)
+        and row.rows in kinds
+    )

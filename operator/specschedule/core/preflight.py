@@ -1,0 +1,372 @@
+"""Gates before any pod: what can be known from the spec and the serving workload alone."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specschedule.core.gate import Gate, fails, not_applicable, overridden, passes, unknown
+from specschedule.core.matrix import (
+    MatrixRow,
+    Surroundings,
+    expected_runner,
+    method_and_schedule,
+    model_runner,
+)
+from specschedule.core.observed import ServerFacts, TargetFacts, Unreadable
+from specschedule.core.schedule import EffectiveTable, ScheduleError, effective, parse
+from specschedule.core.spec import Candidate, Mode, Spec
+from specschedule.core.versions import version_gate, version_of_image
+
+BLOCK_DRAFTERS = ("dspark", "dflash")
+"""Methods whose drafter was trained for blocks of one size."""
+
+SECOND_SOURCES = (
+    "num_speculative_tokens_per_seq_len",
+    "speculative_token_schedule",
+    "speculative_disable_by_batch_size",
+    "disable_by_batch_size",
+)
+"""Options, released or proposed, that choose tokens beside the schedule."""
+
+REGISTRATION = re.compile(
+    r"^(LMCACHE_(CONTROLLER|REMOTE|LOOKUP)\w*|DYN_\w+|ETCD_ENDPOINTS?|NATS_(SERVER|URL)|CONSUL_\w+"
+    r"|EUREKA_\w+|MOONCAKE_(MASTER|CONFIG)\w*|ROUTER_(URL|ADDRESS)|VLLM_NIXL_SIDE_CHANNEL_HOST"
+    r"|AIBRIX_\w+|KV_EVENTS_\w+)$"
+)
+"""Environment variables by which a server announces itself to a router, cache or discovery."""
+
+
+def before_pods(
+    spec: Spec,
+    target: TargetFacts | Unreadable,
+    *,
+    matrix: Sequence[MatrixRow] = (),
+    engine_version: str | None = None,
+) -> list[Gate]:
+    """Answer every gate that needs no pod.
+
+    Args:
+        spec: The question.
+        target: The serving workload, or why there is none.
+        matrix: Rows of ``vllm_facts.matrix``.
+        engine_version: vLLM's version, where it is known otherwise than from the image's tag.
+    """
+    if isinstance(target, Unreadable):
+        return [fails("target", target.reason, target.message)]
+    server = target.server
+    if isinstance(server, Unreadable):
+        return overridden(spec, _unreadable(server))
+    version = engine_version or version_of_image(server.image)
+    tables = _tables(spec, server)
+    method = method_of(spec, server)
+    where = Surroundings(
+        version=version,
+        method=method,
+        runner=expected_runner(server, gpus=target.gpus, method=method),
+        device="gpu" if target.gpus else "cpu",
+    )
+    answers = [
+        passes("engine", f"container {server.container} runs vLLM"),
+        _arguments(server),
+        _version(version, server),
+        _data_parallel(server),
+        _schedules(spec, server),
+        _not_serving(server, spec, tables),
+        model_runner(server, where),
+        method_and_schedule(where, matrix, tables),
+        _graph_mode(spec, server, where),
+        _speculative(spec, server),
+        _block_size(where),
+        _token_budget(spec, server),
+        _second_source(server),
+        _owner(spec, target),
+        _kv_role(server),
+        _registration(server),
+        _can_roll(spec, target),
+        _log_level(server),
+        _load_fits(spec, server),
+    ]
+    return overridden(spec, answers)
+
+
+def _unreadable(server: Unreadable) -> list[Gate]:
+    foreign = ("EngineNotSupported", "NoVllmContainer")
+    gate = "engine" if server.reason in foreign else "arguments"
+    return [fails(gate, server.reason, server.message)]
+
+
+def _arguments(server: ServerFacts) -> Gate:
+    said = "the server's arguments can be read and changed exactly"
+    if server.notes:
+        return passes("arguments", "; ".join([said, *server.notes]), "HoldsWithNotes")
+    return passes("arguments", said)
+
+
+def _version(version: str | None, server: ServerFacts) -> Gate:
+    if version is None:
+        return not_applicable(
+            "engineVersion",
+            "ReadFromLaunch",
+            f"image {server.image} does not say vLLM's version; the first launch does, and nothing "
+            "counts before",
+        )
+    return version_gate(version)
+
+
+def _data_parallel(server: ServerFacts) -> Gate:
+    if server.data_parallel_size > 1:
+        return fails(
+            "dataParallel",
+            "DataParallel",
+            f"container {server.container} has data parallel size {server.data_parallel_size}: "
+            "vLLM switches every schedule off then, as its ranks would deadlock; serve with data "
+            "parallel size 1 and more replicas",
+        )
+    return passes("dataParallel", "data parallel size is 1")
+
+
+def _tables(spec: Spec, server: ServerFacts) -> dict[str, EffectiveTable]:
+    """Return the effective tables of the candidates whose schedules are valid."""
+    tables = {}
+    for candidate in spec.candidates:
+        try:
+            tables[candidate.name] = effective(
+                candidate.schedule,
+                max_tokens=largest_tokens(candidate),
+                max_num_seqs=server.max_num_seqs,
+            )
+        except ScheduleError:
+            continue
+    return tables
+
+
+def largest_tokens(candidate: Candidate) -> int:
+    """Return num_speculative_tokens of a candidate: its own, else the largest of its rows."""
+    return candidate.max_tokens or max(1, *(row[-1] for row in candidate.schedule))
+
+
+def _schedules(spec: Spec, server: ServerFacts) -> Gate:
+    for at, candidate in enumerate(spec.candidates):
+        try:
+            parse(candidate.schedule)
+        except ScheduleError as error:
+            return fails(
+                "schedule",
+                f"Schedule{error.reason}",
+                f"spec.candidates[{at}] {candidate.name}: {error.message}",
+            )
+    notes = [
+        f"{name}: {warned.message}"
+        for name, table in _tables(spec, server).items()
+        for warned in table.warnings
+    ]
+    if notes:
+        return passes("schedule", "; ".join(notes), "HoldsWithNotes")
+    return passes("schedule", "every candidate's schedule says what the engine will do")
+
+
+def _not_serving(server: ServerFacts, spec: Spec, tables: Mapping[str, EffectiveTable]) -> Gate:
+    """Refuse a run that could only compare the serving schedule with itself."""
+    config: Mapping[str, Any] = server.speculative or {}
+    largest = config.get("num_speculative_tokens")
+    rows = config.get("num_speculative_tokens_per_batch_size")
+    try:
+        serving = effective(rows, max_tokens=largest or 0, max_num_seqs=server.max_num_seqs)
+    except ScheduleError:
+        return passes("newSchedule", "no candidate is the serving schedule")
+    same = [
+        candidate.name
+        for candidate in spec.candidates
+        if candidate.name in tables
+        and tables[candidate.name].canonical == serving.canonical
+        and largest_tokens(candidate) == largest
+    ]
+    if len(same) == len(spec.candidates):
+        return fails(
+            "newSchedule",
+            "AlreadyServing",
+            f"container {server.container} serves the schedule of {', '.join(same)} already; there "
+            "is nothing to find out",
+        )
+    if same:
+        said = f"{', '.join(same)} is the serving schedule and is not launched twice"
+        return passes("newSchedule", said, "HoldsWithNotes")
+    return passes("newSchedule", "no candidate is the serving schedule")
+
+
+def _graph_mode(spec: Spec, server: ServerFacts, where: Surroundings) -> Gate:
+    gate, policy = "graphMode", spec.policy.graph_mode
+    if server.enforce_eager or where.device == "cpu" or server.graph_mode == "NONE":
+        why = "enforce-eager is set" if server.enforce_eager else "there is no GPU or mode is NONE"
+        return not_applicable(gate, "NoGraphs", f"no CUDA graphs: {why}")
+    if where.runner == "V2":
+        return not_applicable(gate, "SeenAtLaunch", "launches tell the resolved CUDA graph mode")
+    said = "on model runner V1 a schedule forces CUDA graph mode PIECEWISE"
+    if policy == "Report":
+        return passes(gate, f"{said}; the verdict is by goodput", "DowngradeExpected")
+    return fails(
+        gate,
+        "GraphsLostToSchedule",
+        f"{said}, which spec.policy.graphMode {policy} forbids; use model runner V2, or Report",
+    )
+
+
+def _block_size(where: Surroundings) -> Gate:
+    if where.method not in BLOCK_DRAFTERS:
+        return not_applicable("blockSize", "NoBlocks", "the method does not draft in blocks")
+    return not_applicable(
+        "blockSize",
+        "LeftToEngine",
+        f"a {where.method} drafter's block size limits num_speculative_tokens (not the rows); its "
+        "files are not reachable here, so the engine itself refuses a wrong one",
+    )
+
+
+def _token_budget(spec: Spec, server: ServerFacts) -> Gate:
+    gate, budget = "tokenBudget", server.max_num_batched_tokens
+    if budget is None:
+        return not_applicable(gate, "EngineDefault", "max_num_batched_tokens is vLLM's default")
+    for candidate in spec.candidates:
+        largest = largest_tokens(candidate)
+        step = server.max_num_seqs * (largest + 1)
+        said = (
+            f"candidate {candidate.name}: K={largest} x max_num_seqs {server.max_num_seqs} needs "
+            f"{step} tokens a step, max_num_batched_tokens is {budget}"
+        )
+        if budget <= largest or (server.enable_lora and budget < step):
+            return fails(gate, "TokenBudget", f"{said}: vLLM refuses to start; raise it")
+        if budget < step:
+            return passes(gate, f"{said}: a full batch cannot be verified whole", "BudgetShort")
+    return passes(gate, "the token budget of a step holds a full batch with its drafts")
+
+
+def method_of(spec: Spec, server: ServerFacts) -> str | None:
+    """Return the speculative method; vLLM finds it from the drafter where none is named."""
+    if server.speculative is None:
+        return spec.speculative.method if spec.speculative else None
+    method = server.speculative.get("method")
+    return str(method) if method is not None else None
+
+
+def _speculative(spec: Spec, server: ServerFacts) -> Gate:
+    if server.speculative is None and spec.speculative is None:
+        return fails(
+            "speculative",
+            "NoSpeculativeMethod",
+            f"container {server.container} serves without speculation; say how to draft in "
+            "spec.speculative",
+        )
+    if server.speculative is not None and spec.speculative is not None:
+        return fails(
+            "speculative",
+            "TwoSpeculativeMethods",
+            f"container {server.container} has a speculative config already; take "
+            "spec.speculative away",
+        )
+    return passes(
+        "speculative", f"drafts come from method {method_of(spec, server) or '(default)'}"
+    )
+
+
+def _second_source(server: ServerFacts) -> Gate:
+    config: Mapping[str, Any] = server.speculative or {}
+    second = [key for key in SECOND_SOURCES if config.get(key) is not None]
+    if second:
+        return fails(
+            "tokenSource",
+            "SecondTokenSource",
+            f"container {server.container}: {', '.join(second)} in its speculative config chooses "
+            "tokens too; take it away, or do not tune this server",
+        )
+    return passes("tokenSource", "nothing but the schedule chooses how many tokens are drafted")
+
+
+def _owner(spec: Spec, target: TargetFacts) -> Gate:
+    if target.owner is None:
+        return passes("owner", "no other controller owns the target")
+    if spec.mode is Mode.PROPOSE:
+        return passes(
+            "owner",
+            f"{target.owner} owns the target; mode Propose never writes it",
+            "ProposesOnly",
+        )
+    return fails(
+        "owner",
+        "ControlledByAnother",
+        f"{target.owner} owns the target and would undo any change; set spec.mode: Propose and "
+        f"change {target.owner} yourself",
+    )
+
+
+def _kv_role(server: ServerFacts) -> Gate:
+    if server.kv_role in (None, "kv_both"):
+        return passes("prefillDecodeSplit", "prefill and decode share one server")
+    return fails(
+        "prefillDecodeSplit",
+        "PrefillDecodeSplit",
+        f"container {server.container} has kv_role {server.kv_role}: a clone of it serves only "
+        "half of a request, and would join the serving ones",
+    )
+
+
+def _registration(server: ServerFacts) -> Gate:
+    names = sorted(name for name in server.environment if REGISTRATION.match(name))
+    if names:
+        return fails(
+            "registration",
+            "RegistersItself",
+            f"container {server.container}: {', '.join(names)} may let a trial pod join a router, "
+            "cache or discovery service and get production traffic; override gate registration "
+            "if it does not",
+        )
+    return passes("registration", "no variable by which a trial pod would register itself")
+
+
+def _can_roll(spec: Spec, target: TargetFacts) -> Gate:
+    if target.can_roll:
+        if spec.mode is Mode.PROPOSE:
+            return passes("rollout", f"{target.can_roll}; mode Propose rolls nothing out")
+        return fails("rollout", "RolloutDeadlock", target.can_roll)
+    if target.roll_unchecked:
+        return not_applicable("rollout", "FreeGpusNotSeen", target.roll_unchecked)
+    return passes("rollout", "a rollout of the target can finish")
+
+
+def _load_fits(spec: Spec, server: ServerFacts) -> Gate:
+    length = spec.load.prompt_tokens + spec.load.output_tokens
+    limit = server.max_model_len
+    if limit is not None and spec.load.prompts is None and length > limit:
+        return fails(
+            "load",
+            "BeyondModelLength",
+            f"spec.load: promptTokens {spec.load.prompt_tokens} and outputTokens "
+            f"{spec.load.output_tokens} are more than max_model_len {limit}",
+        )
+    if limit is not None and spec.load.output_tokens >= limit:
+        return fails(
+            "load",
+            "BeyondModelLength",
+            f"spec.load.outputTokens {spec.load.output_tokens} leaves no room for a prompt in "
+            f"max_model_len {limit}",
+        )
+    beyond = [point for point in spec.load.points if point > server.max_num_seqs]
+    if beyond:
+        return passes(
+            "load",
+            f"load points {beyond} are beyond max_num_seqs {server.max_num_seqs}: requests queue "
+            "there",
+            "QueuesBeyondBatch",
+        )
+    return passes("load", "the load fits the server")
+
+
+def _log_level(server: ServerFacts) -> Gate:
+    level = server.environment.get("VLLM_LOGGING_LEVEL", "INFO").upper()
+    if level in ("ERROR", "CRITICAL") or server.environment.get("VLLM_CONFIGURE_LOGGING") == "0":
+        return unknown(
+            "logLevel",
+            "LogLevelHidesWarnings",
+            f"container {server.container}: its logging settings hide engine warnings, such as a "
+            "schedule switched off; set VLLM_LOGGING_LEVEL to INFO",
+        )
+    return passes("logLevel", "engine warnings will be seen")
