@@ -22,7 +22,7 @@ COPY operator /build/source/operator
 RUN /build/tools/bin/pip wheel --no-deps --no-index --no-build-isolation \
       --wheel-dir /build/dist /build/source \
  && /build/tools/bin/pip --python /opt/specschedule/bin/python install \
-      --no-deps --no-index --no-compile --root /build/installed /build/dist/*.whl \
+      --no-deps --no-index --no-compile --no-warn-script-location --root /build/installed /build/dist/*.whl \
  && /opt/specschedule/bin/python -m compileall -q --invalidation-mode unchecked-hash \
       -s /build/installed /build/installed/opt
 
@@ -30,10 +30,11 @@ FROM ${BASE}
 LABEL org.opencontainers.image.title="specschedule" \
       org.opencontainers.image.description="Finds, proves and promotes vLLM speculative-decoding schedules by experiment." \
       org.opencontainers.image.licenses="Apache-2.0"
-COPY --from=dependencies /opt/specschedule /opt/specschedule
-COPY --from=project /build/installed/opt/specschedule /opt/specschedule
 ENV PATH=/opt/specschedule/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER 65532:65532
 ENTRYPOINT ["specschedule"]
+# Last, so that a change of the project alone makes one small layer.
+COPY --from=dependencies /opt/specschedule /opt/specschedule
+COPY --from=project /build/installed/opt/specschedule /opt/specschedule

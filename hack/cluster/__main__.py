@@ -72,7 +72,7 @@ def _main() -> int:
             lifecycle.running(here)
             print(here.kubeconfig)
         case "load-image":
-            print(lifecycle.load_image(here, arguments.archive), end="")
+            lifecycle.load_image(here, arguments.archive)
         case "gpus":
             lifecycle.set_gpus(here, arguments.count)
         case "audit":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import certs
+import host
 import programs
 from namespaces import Addresses, Cluster
 
@@ -374,7 +375,7 @@ address = "{addresses.node}:1338"
 path = "{cluster.state}/containerd/opt"
 
 [plugins."io.containerd.cri.v1.images"]
-snapshotter = "{_snapshotter(cluster)}"
+snapshotter = "{"overlayfs" if host.can_overlay(cluster.state) else "native"}"
 
 [plugins."io.containerd.cri.v1.images".pinned_images]
 sandbox = "{PAUSE_IMAGE}"
@@ -392,17 +393,6 @@ runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
 SystemdCgroup = false
 """
-
-
-def _snapshotter(cluster: Cluster) -> str:
-    """Overlay mounts, or plain copies where the state folder itself lies on an overlay."""
-    filesystem = 0
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields, _, rest = line.partition(" - ")
-        point = fields.split()[4]
-        if cluster.state.is_relative_to(point) and len(point) >= filesystem:
-            filesystem, kind = len(point), rest.split()[0]
-    return "native" if kind == "overlay" else "overlayfs"
 
 
 def _may_lower_oom_score() -> bool:

@@ -134,6 +134,11 @@ def lock(name: str) -> Iterator[int]:
         yield holder.fileno()
 
 
+def can_overlay(folder: Path) -> bool:
+    """Whether overlay mounts work in an existing folder: not where it lies on one itself."""
+    return run("stat", "--file-system", "--format=%T", folder).strip() != "overlayfs"
+
+
 def require_root() -> None:
     """Refuses to go on without the rights that namespaces and mounts need."""
     if os.geteuid() != 0:

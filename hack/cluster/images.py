@@ -32,18 +32,15 @@ def pause_archive() -> Path:
     return archive
 
 
-def load(init: Init, archive: Path) -> str:
+def load(init: Init, archive: Path) -> None:
     """Imports an OCI or Docker archive into the node's image store.
-
-    Returns:
-        What the node calls the images.
 
     Raises:
         host.Failure: If there is no such archive or it cannot be imported.
     """
     if not archive.is_file():
         raise host.Failure(f"there is no image archive {archive}")
-    return host.run(*init.command(*_ctr("images", "import", archive.resolve())))
+    host.run(*init.command(*_ctr("images", "import", archive.resolve())))
 
 
 def _ctr(*arguments: str | Path) -> tuple[str | Path, ...]:

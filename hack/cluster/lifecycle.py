@@ -103,13 +103,14 @@ def set_gpus(cluster: Cluster, count: int) -> None:
     )
 
 
-def load_image(cluster: Cluster, archive: Path) -> str:
-    """Gives the running cluster's node an OCI or Docker archive, and returns its images' names.
+def load_image(cluster: Cluster, archive: Path) -> None:
+    """Gives the running cluster's node the images of an OCI or Docker archive.
 
     Raises:
         host.Failure: If the cluster does not run or the archive cannot be imported.
     """
-    return images.load(running(cluster), archive)
+    images.load(running(cluster), archive)
+    host.say(f"the node has the image of {archive}")
 
 
 def _require_packages() -> None:

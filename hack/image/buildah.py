@@ -9,6 +9,8 @@ from pathlib import Path
 import host
 
 _KEPT = 3
+# An archive is read on this machine only, and soon.
+_FAST = ("--compression-format", "zstd", "--compression-level", "1")
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,7 @@ class Image:
         )
         partial = self.archive.with_suffix(".partial")
         seconds += host.run_logged(
-            # Uncompressed: the archive is read on this machine only, and soon.
-            _buildah("push", "-D", self._version, f"oci-archive:{partial}:{self.name}"),
+            _buildah("push", *_FAST, self._version, f"oci-archive:{partial}:{self.name}"),
             self.log,
             f"writing {self.archive}",
         )
@@ -128,8 +129,9 @@ def require() -> None:
 
 def _buildah(*arguments: str | Path) -> list[str | Path]:
     """A buildah command in a mount namespace of its own, so that none of its mounts stays."""
-    storage = host.cache_folder() / "buildah"
+    driver = "overlay" if host.can_overlay(host.cache_folder()) else "vfs"
+    storage = host.cache_folder() / f"buildah-{driver}"
     return [
-        *("unshare", "--mount", "--", "buildah", "--storage-driver", "vfs"),
+        *("unshare", "--mount", "--", "buildah", "--storage-driver", driver),
         *("--root", storage / "root", "--runroot", storage / "run", *arguments),
     ]
