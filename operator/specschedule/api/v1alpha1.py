@@ -6,9 +6,9 @@ them: what the CRD does not name, the API server drops without a word.
 
 from typing import Any, Literal
 
+from specschedule.core.budget import Cost
 from specschedule.core.gate import Gate
 from specschedule.core.observed import Promotion, TrialSpec, TrialStatus
-from specschedule.core.plan import Cost
 from specschedule.core.spec import Spec
 from specschedule.core.values import Value
 from specschedule.core.verdict import Floor, Note, Tax, Verdict, Watched
