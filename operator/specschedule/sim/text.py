@@ -23,11 +23,8 @@ LENGTH = 4096
 
 
 def _book() -> str:
-    draw, words = random.Random(4096), _WORDS.split()
-    pieces: list[str] = []
-    while sum(map(len, pieces)) < 4 * LENGTH:
-        pieces.append(draw.choice(words) + " ")
-    return "".join(pieces)[: 4 * LENGTH]
+    words = [f"{word} " for word in _WORDS.split()]
+    return "".join(random.Random(LENGTH).choices(words, k=2 * LENGTH))[: 4 * LENGTH]
 
 
 _BOOK = _book()
