@@ -12,6 +12,7 @@ from typing import Any
 
 from specschedule.core.observed import ServerFacts, Unreadable
 from specschedule.vllm_facts.flags import (
+    KNOWN_KEYS,
     SPECULATIVE,
     SPECULATIVE_PARTS,
     Flag,
@@ -323,6 +324,13 @@ def _render_script(
     pieces: list[tuple[int, int, str]] = []
     for at, change in changes.items():
         start, end = spans[at]
+        before = launch.places[at - 1] if at and change.text is None else launch.places[at]
+        if not (launch.places[at].exact and before.exact):
+            return _refuse(
+                container,
+                "UnsupportedShell",
+                "a variable puts its speculative argument in; write the argument out",
+            )
         behind = "".join(f" {quote(_escaped(text))}" for text in change.behind)
         if change.text is not None:
             pieces.append((start, end, (_word(change.text) or script[start:end]) + behind))
@@ -335,6 +343,10 @@ def _render_script(
                 "something stands between its arguments; write the speculative argument apart",
             )
         pieces.append((gap_start, end, behind))
+    if added and not launch.after.exact:
+        return _refuse(
+            container, "UnsupportedShell", "its script ends in a variable; write the value out"
+        )
     if added:
         end = (launch.after.span or (0, 0))[1]
         pieces.append((end, end, "".join(f" {_word(text)}" for text in added)))
@@ -446,6 +458,14 @@ def _facts(
     max_model_len = text("--max-model-len")
     role = kv_transfer.get("kv_role")
     field = _edited_field(launch)
+    speculative = speculative_of(flags)
+    strange = sorted(set(speculative or {}) - KNOWN_KEYS)
+    if strange:
+        notes = [
+            *notes,
+            f"speculative config key {', '.join(strange)} is not one of vLLM 0.32, which "
+            "refuses to start with it",
+        ]
     return ServerFacts(
         container=str(container.get("name") or ""),
         image=str(container.get("image") or "") or None,
@@ -468,7 +488,7 @@ def _facts(
         quantization=text("--quantization"),
         scheduler_class=text("--scheduler-cls"),
         kv_role=_text(role),
-        speculative=speculative_of(flags),
+        speculative=speculative,
         arguments=[str(item) for item in container.get(field) or []],
         arguments_field=field,
         environment=dict(launch.environment),

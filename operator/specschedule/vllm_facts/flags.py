@@ -99,6 +99,20 @@ _NO_VALUE = """
 NO_VALUE = frozenset(_NO_VALUE.split())
 """Flags that take no value in vLLM 0.32.0, without their dashes; each has a --no- form."""
 
+_KNOWN_KEYS = """
+    attention_backend code_revision disable_eagle_block_drop disable_padded_drafter_batch
+    draft_load_config draft_sample_method draft_tensor_parallel_size dspark_draft_topk
+    enable_adaptive_verification enforce_eager index_share_for_mtp_iteration kv_cache_dtype
+    max_model_len method model moe_backend num_speculative_tokens
+    num_speculative_tokens_per_batch_size parallel_drafting prompt_lookup_max prompt_lookup_min
+    quantization rejection_sample_method revision suffix_decoding_max_cached_requests
+    suffix_decoding_max_spec_factor suffix_decoding_max_tree_depth suffix_decoding_min_token_prob
+    synthetic_acceptance_length synthetic_acceptance_rates use_heterogeneous_vocab
+    use_local_argmax_reduction
+"""
+KNOWN_KEYS = frozenset(_KNOWN_KEYS.split())
+"""Keys of a speculative config in vLLM 0.32.0 (``vllm/config/speculative.py``)."""
+
 _SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 

@@ -6,7 +6,7 @@ the arguments it is given.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -46,11 +46,15 @@ _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][-A-Za-z0-9_.]*)\)")
 
 @dataclass(frozen=True)
 class Place:
-    """Where an argument stands: an item of a list, or a span of bytes in that item's script."""
+    """Where an argument stands: an item of a list, or a span of bytes in that item's script.
+
+    A span is not ``exact`` where Kubernetes puts the text in, so that it cannot be edited there.
+    """
 
     field: Field
     item: int
     span: tuple[int, int] | None = None
+    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -230,17 +234,10 @@ def _find_in_script(
 ) -> tuple[str, list[_Word], _Word] | Unreadable:
     script = str(container[place.field][place.item])
 
-    def shell_value(name: str) -> str | None:
-        # A name that is set nowhere may still come with the image.
-        return environment.get(name)
-
-    def kubernetes_value(name: str) -> str | None:
-        if unknown is None or name in unknown:
-            raise ShellError(f"$({name}) is not known here")
-        return environment.get(name)
-
     try:
-        read = commands(script, kubernetes=kubernetes_value, shell=shell_value)
+        text = _Expanded(script, environment, unknown)
+        # A name that is set nowhere may still come with the image.
+        read = commands(text.text, environment.get)
     except ShellError as error:
         return _unreadable(
             container,
@@ -252,7 +249,7 @@ def _find_in_script(
         words = [
             _Word(
                 Token(word.value, word.unknown),
-                Place(place.field, place.item, (word.start, word.end)),
+                text.place(place, word.start, word.end),
                 word.single,
             )
             for word in command.words
@@ -334,21 +331,52 @@ def _names_unknown(container: Mapping[str, Any], environment: Mapping[str, str])
 
 
 def _expand(text: str, environment: Mapping[str, str], unknown: set[str] | None) -> Token:
-    """Put values in for ``$(NAME)`` as Kubernetes does; ``$$`` stands for ``$``."""
-    missing = False
+    """Put values in for ``$(NAME)`` as Kubernetes does."""
+    pieces = list(_pieces(text, environment, unknown))
+    return Token("".join(piece for _, piece, _ in pieces), any(hidden for *_, hidden in pieces))
 
-    def value(match: re.Match[str]) -> str:
-        nonlocal missing
+
+def _pieces(
+    text: str, environment: Mapping[str, str], unknown: set[str] | None
+) -> Iterator[tuple[int, str, bool]]:
+    """Yield what Kubernetes makes of a text: (where it stood, what it became, not known).
+
+    ``$$`` stands for ``$``; a name that no variable has stays as it is.
+    """
+    at = 0
+    for match in _REFERENCE.finditer(text):
+        yield from ((i, text[i], False) for i in range(at, match.start()))
         name = match.group(1)
         if name is None:
-            return "$"
-        if name in environment:
-            return environment[name]
-        missing = missing or unknown is None or name in unknown
-        return match.group(0)
+            yield match.start(), "$", False
+        elif name in environment:
+            yield match.start(), environment[name], False
+        else:
+            yield match.start(), match.group(0), unknown is None or name in unknown
+        at = match.end()
+    yield from ((i, text[i], False) for i in range(at, len(text)))
 
-    expanded = _REFERENCE.sub(value, text)
-    return Token(expanded, missing)
+
+class _Expanded:
+    """A script as the shell gets it, which knows where each character stood before."""
+
+    def __init__(
+        self, script: str, environment: Mapping[str, str], unknown: set[str] | None
+    ) -> None:
+        self.text = ""
+        self._stood: dict[int, int] = {}
+        for at, piece, hidden in _pieces(script, environment, unknown):
+            if hidden:
+                raise ShellError(f"{piece} is not known here")
+            self._stood.setdefault(len(self.text), at)
+            self.text += piece
+        self._stood[len(self.text)] = len(script)
+
+    def place(self, script: Place, start: int, end: int) -> Place:
+        """Return the place of a span of the expanded text."""
+        exact = start in self._stood and end in self._stood
+        span = (self._stood.get(start, 0), self._stood.get(end, 0))
+        return Place(script.field, script.item, span, exact)
 
 
 def _unreadable(container: Mapping[str, Any], reason: str, message: str) -> Unreadable:

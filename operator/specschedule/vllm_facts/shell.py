@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KUBERNETES = re.compile(r"\$\(([A-Za-z_][-A-Za-z0-9_.]*)\)")
 _BRACED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=")
 _PLAIN = re.compile(r"[-A-Za-z0-9_./:=@,+%]*")
@@ -50,19 +49,18 @@ def quote(text: str) -> str:
     return text if text and _PLAIN.fullmatch(text) else "'" + text.replace("'", "'\\''") + "'"
 
 
-def commands(script: str, *, kubernetes: Lookup, shell: Lookup) -> list[Command]:
+def commands(script: str, variables: Lookup) -> list[Command]:
     """Return the simple commands of a script, in order.
 
     Args:
-        script: The text after ``sh -c``, as it stands in the pod.
-        kubernetes: Values for ``$(NAME)``, which Kubernetes puts in before the shell reads.
-        shell: Values for ``$NAME``; not asked for names that the script itself sets.
+        script: The text after ``sh -c``, as the shell gets it.
+        variables: Values for ``$NAME``; not asked for names that the script itself sets.
 
     Raises:
         ShellError: The script cannot be read with certainty.
     """
     own = _names_set_by(script)
-    reader = _Reader(script, kubernetes, lambda name: None if name in own else shell(name))
+    reader = _Reader(script, lambda name: None if name in own else variables(name))
     return [Command(_bare(words)) for words in reader.read() if _bare(words)]
 
 
@@ -84,11 +82,10 @@ def _bare(words: list[Word]) -> list[Word]:
 class _Reader:
     """Reads a script once, from left to right."""
 
-    def __init__(self, script: str, kubernetes: Lookup, shell: Lookup) -> None:
+    def __init__(self, script: str, variables: Lookup) -> None:
         self._text = script
         self._at = 0
-        self._kubernetes = kubernetes
-        self._shell = shell
+        self._variables = variables
 
     def read(self) -> list[list[Word]]:
         lines: list[list[Word]] = [[]]
@@ -160,14 +157,7 @@ class _Reader:
         if end < 0:
             raise ShellError("a quote is not closed")
         word.value += self._text[self._at + 1 : end]
-        if "$" in word.value:
-            # Kubernetes puts values in between single quotes, too.
-            self._kubernetes_only(word, self._text[self._at + 1 : end])
         self._at = end + 1
-
-    def _kubernetes_only(self, word: Word, quoted: str) -> None:
-        if _KUBERNETES.search(quoted) or "$$" in quoted:
-            word.unknown = True
 
     def _double_quoted(self, word: Word) -> None:
         self._at += 1
@@ -190,16 +180,8 @@ class _Reader:
 
     def _expansion(self, word: Word, *, quoted: bool) -> None:
         rest = self._text[self._at :]
-        if match := _KUBERNETES.match(rest):
-            value = self._kubernetes(match.group(1))
-            if value is not None:
-                if not _PLAIN.fullmatch(value):
-                    raise ShellError(f"$({match.group(1)}) may be read as shell syntax")
-                word.value += value
-                self._at += match.end()
-                return
         if match := _BRACED.match(rest) or re.match(rf"\$({_NAME.pattern})", rest):
-            value = self._shell(match.group(1))
+            value = self._variables(match.group(1))
             self._at += match.end()
             if value is None or (not quoted and not (value and _PLAIN.fullmatch(value))):
                 word.unknown = True

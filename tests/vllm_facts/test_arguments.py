@@ -1,0 +1,569 @@
+"""Server arguments in every form that people write, read and edited exactly."""
+
+import json
+import subprocess
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specschedule.core.observed import ServerFacts, Unreadable
+from specschedule.vllm_facts.arguments import (
+    ArgumentEdit,
+    edited_container,
+    find_container,
+    read_container,
+    with_speculative,
+)
+
+STATIC = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 5}
+CARD = {**STATIC, "num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 16, 1]]}
+OLD, NEW = json.dumps(STATIC), json.dumps(CARD, separators=(",", ":"))
+TABLE = "[[1,2,5],[3,16,1]]"
+
+
+def container(**fields):
+    return {"name": "server", **fields}
+
+
+def vllm(*args):
+    return container(command=["vllm", "serve", "org/model"], args=list(args))
+
+
+def script(text, shell="sh"):
+    return container(command=[shell, "-c", text])
+
+
+# For each form: the container, the list after setting the card, and after taking it away.
+FORMS = {
+    "two list items": (
+        vllm("--port", "9000", "--speculative-config", OLD, "-tp", "2"),
+        ["--port", "9000", "--speculative-config", NEW, "-tp", "2"],
+        ["--port", "9000", "-tp", "2"],
+    ),
+    "one item with an equals sign": (
+        vllm(f"--speculative-config={OLD}", "-tp=2"),
+        [f"--speculative-config={NEW}", "-tp=2"],
+        ["-tp=2"],
+    ),
+    "underscores for dashes": (
+        vllm("--speculative_config", OLD),
+        ["--speculative_config", NEW],
+        [],
+    ),
+    "the short flag": (vllm("-sc", OLD), ["-sc", NEW], []),
+    "dotted, two items a key": (
+        vllm(
+            "--speculative-config.method", "eagle3",
+            "--speculative-config.model", "drafter",
+            "--speculative-config.num_speculative_tokens", "5",
+            "--port", "9000",
+        ),
+        [
+            "--speculative-config.method", "eagle3",
+            "--speculative-config.model", "drafter",
+            "--speculative-config.num_speculative_tokens", "5",
+            "--speculative-config.num_speculative_tokens_per_batch_size", TABLE,
+            "--port", "9000",
+        ],
+        ["--port", "9000"],
+    ),
+    "dotted, one item a key": (
+        vllm(
+            "--speculative-config.method=eagle3",
+            "--speculative-config.model=drafter",
+            "--speculative-config.num_speculative_tokens=5",
+        ),
+        [
+            "--speculative-config.method=eagle3",
+            "--speculative-config.model=drafter",
+            "--speculative-config.num_speculative_tokens=5",
+            f"--speculative-config.num_speculative_tokens_per_batch_size={TABLE}",
+        ],
+        [],
+    ),
+    "flags of its parts become the one argument": (
+        vllm("--spec-method", "eagle3", "--spec-model", "drafter", "--spec-tokens=5", "-tp", "2"),
+        ["--speculative-config", NEW, "-tp", "2"],
+        ["-tp", "2"],
+    ),
+    "given twice, the last one counts": (
+        vllm("--speculative-config", '{"method":"ngram"}', "--speculative-config", OLD),
+        ["--speculative-config", NEW],
+        [],
+    ),
+    "dotted forms replace a whole one": (
+        vllm(
+            "--speculative-config", '{"method":"ngram"}',
+            "--speculative-config.method=eagle3",
+            "--speculative-config.model=drafter",
+            "--speculative-config.num_speculative_tokens=5",
+        ),
+        ["--speculative-config", NEW],
+        [],
+    ),
+    "the entrypoint of vLLM's image": (
+        container(
+            image="vllm/vllm-openai:v0.32.0", args=["--model", "m", "--speculative-config", OLD]
+        ),
+        ["--model", "m", "--speculative-config", NEW],
+        ["--model", "m"],
+    ),
+    "everything in the command": (
+        container(command=["vllm", "serve", "m", "--speculative-config", OLD]),
+        ["vllm", "serve", "m", "--speculative-config", NEW],
+        ["vllm", "serve", "m"],
+    ),
+    "python -m": (
+        container(
+            command=["/usr/bin/python3", "-u", "-m", "vllm.entrypoints.openai.api_server"],
+            args=["--model", "m", "--speculative-config", OLD],
+        ),
+        ["--model", "m", "--speculative-config", NEW],
+        ["--model", "m"],
+    ),
+    "behind a wrapper": (
+        container(command=["tini", "--", "vllm", "serve", "m", "--speculative-config", OLD]),
+        ["tini", "--", "vllm", "serve", "m", "--speculative-config", NEW],
+        ["tini", "--", "vllm", "serve", "m"],
+    ),
+    "the simulated engine": (
+        container(
+            image="registry.example/specschedule:dev",
+            args=["sim", "--world", "demo", "--speculative-config", OLD],
+        ),
+        ["sim", "--world", "demo", "--speculative-config", NEW],
+        ["sim", "--world", "demo"],
+    ),
+    "a Kubernetes variable": (
+        {**vllm("--speculative-config", "$(SPEC)"), "env": [{"name": "SPEC", "value": OLD}]},
+        ["--speculative-config", NEW],
+        [],
+    ),
+    "a shell script over several lines": (
+        script(f"set -e\nexec vllm serve m \\\n  --speculative-config '{OLD}' \\\n  --port 9000\n"),
+        ["sh", "-c", f"set -e\nexec vllm serve m \\\n  --speculative-config '{NEW}' \\\n  --port 9000\n"],
+        ["sh", "-c", "set -e\nexec vllm serve m \\\n  --port 9000\n"],
+    ),
+    "a shell script with double quotes": (
+        script(
+            'vllm serve m --speculative-config="' + OLD.replace('"', '\\"') + '" 2>&1 | tee /log',
+            "/bin/bash",
+        ),
+        ["/bin/bash", "-c", f"vllm serve m --speculative-config='{NEW}' 2>&1 | tee /log"],
+        ["/bin/bash", "-c", "vllm serve m 2>&1 | tee /log"],
+    ),
+    "a shell script that uses other variables": (
+        {
+            **script(f"vllm serve \"$MODEL\" --speculative-config '{OLD}' --api-key \"$KEY\""),
+            "env": [{"name": "MODEL", "value": "m"}],
+        },
+        ["sh", "-c", f"vllm serve \"$MODEL\" --speculative-config '{NEW}' --api-key \"$KEY\""],
+        ["sh", "-c", 'vllm serve "$MODEL" --api-key "$KEY"'],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given_", "with_card", "without"), FORMS.values(), ids=FORMS.keys())
+def test_each_form_is_read_and_edited_exactly(given_, with_card, without):
+    facts = read_container(given_)
+    assert isinstance(facts, ServerFacts), facts
+    assert facts.speculative == STATIC
+    for wanted, expected in ((CARD, with_card), (None, without)):
+        edit = with_speculative(given_, wanted)
+        assert isinstance(edit, ArgumentEdit), edit
+        assert edit.new == expected
+        assert edit.old == given_[edit.field]
+        assert (facts.arguments, facts.arguments_field) == (edit.old, edit.field)
+        again = read_container(edited_container(given_, edit))
+        assert again.speculative == wanted
+        ignored = {"speculative": None, "arguments": [], "arguments_field": "args"}
+        assert again.model_copy(update=ignored) == facts.model_copy(update=ignored)
+
+
+def test_the_config_that_is_there_already_changes_no_byte():
+    for given_, _, _ in FORMS.values():
+        edit = with_speculative(given_, STATIC)
+        assert read_container(edited_container(given_, edit)).speculative == STATIC
+    spaced = vllm("--speculative-config", json.dumps(STATIC, indent=1))
+    assert with_speculative(spaced, STATIC).new == spaced["args"]
+
+
+ADDED = {
+    "args are there": (vllm("--port", "9000"), "args", ["--port", "9000", "--speculative-config", NEW]),
+    "only a command is there": (
+        container(command=["vllm", "serve", "m"]),
+        "command",
+        ["vllm", "serve", "m", "--speculative-config", NEW],
+    ),
+    "neither is there": (
+        container(image="vllm/vllm-openai:v0.32.0"), "args", ["--speculative-config", NEW],
+    ),
+    "a script with something behind": (
+        script("vllm serve m --port 9000 > /log; echo gone"),
+        "command",
+        ["sh", "-c", f"vllm serve m --port 9000 --speculative-config '{NEW}' > /log; echo gone"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given_", "field", "expected"), ADDED.values(), ids=ADDED.keys())
+def test_a_server_without_speculation_gets_the_argument_at_the_end(given_, field, expected):
+    assert read_container(given_).speculative is None
+    edit = with_speculative(given_, CARD)
+    assert (edit.field, edit.new) == (field, expected)
+
+
+def test_further_arguments_are_added_at_the_end():
+    edit = with_speculative(vllm("--port", "9000"), CARD, extra=["--cudagraph-metrics"])
+    assert edit.new == ["--port", "9000", "--speculative-config", NEW, "--cudagraph-metrics"]
+    edit = with_speculative(script("vllm serve m"), None, extra=["--x", "a b"])
+    assert edit.new == ["sh", "-c", "vllm serve m --x 'a b'"]
+
+
+def test_kubernetes_puts_nothing_into_what_is_written():
+    odd = {**STATIC, "model": "a$(PORT)$$b"}
+    edit = with_speculative(vllm(), odd)
+    assert "a$$(PORT)$$$$b" in edit.new[-1]
+    assert read_container(edited_container(vllm(), edit)).speculative == odd
+
+
+REFUSED = {
+    "an entry script": (container(command=["/entrypoint.sh"], args=["vllm", "serve"]), "EntryScript", "/entrypoint.sh"),
+    "a shell script in the image": (container(command=["bash", "/start.sh"]), "EntryScript", "/start.sh"),
+    "a Python program": (container(command=["python3", "serve.py"]), "EntryScript", "python3"),
+    "a script that starts something else": (script("exec /start.sh"), "EntryScript", "script"),
+    "two servers in one script": (
+        script("vllm serve a || vllm serve b"), "SeveralServers", "2 times",
+    ),
+    "an image that is not known": (
+        container(image="example/llm:1", args=["--model", "m"]), "UnknownEntrypoint", "example/llm:1",
+    ),
+    "no arguments and an image that is not known": (
+        container(image="example/llm:1"), "UnknownEntrypoint", "example/llm:1",
+    ),
+    "extra quotes": (vllm("--speculative-config", f"'{OLD}'"), "UnsupportedArgumentForm", "quotes"),
+    "escaped quotes": (
+        vllm("--speculative-config", OLD.replace('"', '\\"')), "UnsupportedArgumentForm", "layer",
+    ),
+    "a JSON string of JSON": (
+        vllm("--speculative-config", json.dumps(OLD)), "UnsupportedArgumentForm", "layer",
+    ),
+    "no JSON object": (vllm("--speculative-config", "[1]"), "UnsupportedArgumentForm", "not a JSON object"),
+    "no value": (vllm("--speculative-config"), "UnsupportedArgumentForm", "no value"),
+    "an abbreviation": (vllm("--speculative", OLD), "UnsupportedArgumentForm", "abbreviation"),
+    "flag and value in one item": (
+        vllm(f"--speculative-config {OLD}"), "UnsupportedArgumentForm", "write two",
+    ),
+    "the same key twice": (
+        vllm("--spec-method", "ngram", "--speculative-config", OLD), "UnsupportedArgumentForm", "method",
+    ),
+    "a number that is none": (vllm("--max-num-seqs", "many"), "UnsupportedArgumentForm", "'many'"),
+    "a variable from a Secret that may hold arguments": (
+        {
+            **vllm("$(MORE)"),
+            "env": [{"name": "MORE", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+        },
+        "UnsupportedArgumentForm",
+        "$(MORE)",
+    ),
+    "a variable that decides something": (
+        {
+            **vllm("--data-parallel-size", "$(DP)"),
+            "env": [{"name": "DP", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+        },
+        "UnsupportedArgumentForm",
+        "--data-parallel-size",
+    ),
+    "a flag without value does not hide a variable": (
+        {
+            **vllm("--enforce-eager", "$(MORE)"),
+            "env": [{"name": "MORE", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+        },
+        "UnsupportedArgumentForm",
+        "$(MORE)",
+    ),
+    "shell words that may be many": (script("vllm serve m $EXTRA"), "UnresolvedVariable", "$EXTRA"),
+    "positional parameters": (script('vllm serve "$@"'), "UnresolvedVariable", "$@"),
+    "a variable that the script sets": (
+        {**script("A=--data-parallel-size=2; vllm serve m $A"), "env": [{"name": "A", "value": "x"}]},
+        "UnresolvedVariable",
+        "$A",
+    ),
+    "a here-document": (script("vllm serve m <<EOF\nx\nEOF"), "UnsupportedShell", "here-document"),
+    "an open quote": (script("vllm serve 'm"), "UnsupportedShell", "quote"),
+    "a --config file that is not at hand": (
+        vllm("--config", "/etc/vllm.yaml"), "UnsupportedArgumentForm", "/etc/vllm.yaml",
+    ),
+    "SGLang": (
+        container(image="lmsysorg/sglang:v1", command=["python3", "-m", "sglang.launch_server"]),
+        "EngineNotSupported",
+        "SGLang",
+    ),
+    "Text Generation Inference": (
+        container(image="ghcr.example/text-generation-inference:3"), "EngineNotSupported", "Text Generation",
+    ),
+    "llama.cpp": (container(command=["/app/llama-server", "-m", "x"]), "EngineNotSupported", "llama.cpp"),
+    "TensorRT-LLM": (container(command=["trtllm-serve", "m"]), "EngineNotSupported", "TensorRT-LLM"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given_", "reason", "said"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_read_or_edited_exactly_is_refused_by_name(given_, reason, said):
+    for answer in (read_container(given_), with_speculative(given_, CARD)):
+        if isinstance(answer, ArgumentEdit):
+            continue  # a value that only reading needs, such as a --config file
+        assert isinstance(answer, Unreadable)
+        assert answer.reason == reason
+        assert said in answer.message
+        assert "container server" in answer.message
+    assert isinstance(read_container(given_), Unreadable)
+
+
+def test_arguments_in_both_lists_are_refused_for_an_edit_that_needs_both():
+    split = container(
+        command=["vllm", "serve", "m", "--speculative-config.method", "ngram"],
+        args=["--speculative-config.num_speculative_tokens", "3"],
+    )
+    assert read_container(split).speculative == {"method": "ngram", "num_speculative_tokens": 3}
+    assert with_speculative(split, None).reason == "SplitArguments"
+
+
+FACTS = {
+    "defaults": (vllm(), {"port": 8000, "max_num_seqs": 256, "max_num_seqs_given": False}),
+    "short flags": (
+        vllm("-dp", "2", "-tp=4", "-pp", "2"),
+        {"data_parallel_size": 2, "tensor_parallel_size": 4, "pipeline_parallel_size": 2},
+    ),
+    "underscores": (vllm("--max_num_seqs=64"), {"max_num_seqs": 64, "max_num_seqs_given": True}),
+    "the last one counts": (vllm("--port", "1", "--port", "2"), {"port": 2}),
+    "human sizes": (
+        vllm("--max-model-len", "8k", "--max-num-batched-tokens", "8K"),
+        {"max_model_len": 8000, "max_num_batched_tokens": 8192},
+    ),
+    "automatic length": (vllm("--max-model-len", "auto"), {"max_model_len": None}),
+    "switches": (
+        vllm("--enforce-eager", "--no-async-scheduling", "--enable-lora"),
+        {"enforce_eager": True, "async_scheduling": False, "enable_lora": True},
+    ),
+    "a switch taken back": (vllm("--enforce-eager", "--no-enforce-eager"), {"enforce_eager": False}),
+    "a prefill server": (
+        vllm("--kv-transfer-config", '{"kv_role": "kv_producer"}'), {"kv_role": "kv_producer"},
+    ),
+    "a dotted prefill server": (
+        vllm("--kv-transfer-config.kv_role", "kv_consumer"), {"kv_role": "kv_consumer"},
+    ),
+    "graph mode": (vllm("-cc.cudagraph_mode", "PIECEWISE"), {"graph_mode": "PIECEWISE"}),
+    "backend": (vllm("--attention-backend", "FLASHINFER"), {"attention_backend": "FLASHINFER"}),
+    "the model": (vllm(), {"model": "org/model"}),
+    "the model as a flag": (
+        container(command=["python", "-m", "vllm.entrypoints.openai.api_server", "--model=m"]),
+        {"model": "m"},
+    ),
+    "the model in a script": (script("exec vllm serve m --port 1234"), {"model": "m", "port": 1234}),
+    "speculative keys with dashes": (
+        vllm("--speculative-config", '{"method":"ngram","num-speculative-tokens":2}'),
+        {"speculative": {"method": "ngram", "num_speculative_tokens": 2}},
+    ),
+    "unknown keys are kept": (
+        vllm("--speculative-config", '{"method":"ngram","new_thing":[1]}'),
+        {"speculative": {"method": "ngram", "new_thing": [1]}},
+    ),
+    "none is none": (vllm("--speculative-config", "None"), {"speculative": None}),
+    "environment": (
+        {**vllm(), "env": [{"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "1"}]},
+        {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"}},
+    ),
+    "an unknown variable that decides nothing": (
+        {
+            **vllm("--hf-token", "$(TOKEN)", "--port", "9"),
+            "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+        },
+        {"port": 9},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given_", "told"), FACTS.values(), ids=FACTS.keys())
+def test_facts_of_the_server(given_, told):
+    facts = read_container(given_)
+    assert isinstance(facts, ServerFacts), facts
+    assert {name: getattr(facts, name) for name in told} == told
+
+
+def test_an_unknown_speculative_key_is_noted():
+    facts = read_container(
+        vllm("--speculative-config", '{"method":"m","adaptive_verification":true}')
+    )
+    assert any("adaptive_verification" in note for note in facts.notes)
+
+
+CONFIG = {"/etc/vllm.yaml": "port: 9000\ndata_parallel_size: 2\nenforce-eager: true\n"}
+
+
+def test_a_config_file_is_read_and_the_command_line_wins():
+    facts = read_container(vllm("--config", "/etc/vllm.yaml", "--port", "1"), config_files=CONFIG)
+    assert (facts.port, facts.data_parallel_size, facts.enforce_eager) == (1, 2, True)
+
+
+def test_a_speculative_config_in_the_file_is_refused_because_it_cannot_be_taken_away():
+    files = {"/c.yml": "speculative-config:\n  method: ngram\n  num_speculative_tokens: 3\n"}
+    answer = read_container(vllm("--config", "/c.yml"), config_files=files)
+    assert answer.reason == "SpeculativeConfigInFile"
+
+
+def test_config_with_an_equals_sign_is_not_read_by_vllm_and_that_is_said():
+    facts = read_container(vllm("--config=/etc/vllm.yaml"), config_files=CONFIG)
+    assert facts.port == 8000
+    assert "not read by vLLM" in facts.notes[0]
+
+
+def test_a_config_file_that_is_no_mapping_is_refused():
+    answer = read_container(vllm("--config", "/c.yml"), config_files={"/c.yml": "- a\n- b"})
+    assert "not a YAML mapping" in answer.message
+
+
+def test_the_vllm_container_is_found_by_its_command():
+    sidecar = container(name="proxy", command=["envoy"])
+    server = {**vllm(), "name": "engine"}
+    assert find_container({"containers": [sidecar, server]}) is server
+    assert find_container({"containers": [sidecar, server]}, "proxy") is sidecar
+    assert find_container({"containers": [server]}, "x").reason == "ContainerNotFound"
+    assert find_container({"containers": [server, vllm()]}).reason == "SeveralVllmContainers"
+    assert find_container({"containers": [sidecar, sidecar]}).reason == "NoVllmContainer"
+    assert find_container({"containers": []}).reason == "NoVllmContainer"
+    other = container(image="lmsysorg/sglang:v1")
+    assert find_container({"containers": [sidecar, other]}).reason == "EngineNotSupported"
+
+
+words = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\x00"), max_size=8)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 999) | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    max_leaves=6,
+)
+configs = st.dictionaries(
+    st.sampled_from(["method", "model", "num_speculative_tokens", "x_1", "y"]), values, min_size=1
+)
+others = st.lists(
+    st.sampled_from(
+        [
+            ("--port", "9000"),
+            ("-tp=2",),
+            ("--enforce-eager",),
+            ("--seed", "3"),
+            ("--api-key", "a b$"),
+        ]
+    ),
+    max_size=3,
+)
+FORM_NAMES = ("pair", "joined", "short", "underscored", "dotted", "dotted joined", "absent")
+
+
+def written(form, config):
+    text = json.dumps(config)
+    dotted = [(f"--speculative-config.{key}", json.dumps(value)) for key, value in config.items()]
+    return {
+        "pair": ["--speculative-config", text],
+        "joined": [f"--speculative-config={text}"],
+        "short": ["-sc", text],
+        "underscored": ["--speculative_config", text],
+        "dotted": [part for pair in dotted for part in pair],
+        "dotted joined": ["=".join(pair) for pair in dotted],
+        "absent": [],
+    }[form]
+
+
+def flat(groups):
+    return [part for group in groups for part in group]
+
+
+@st.composite
+def servers(draw):
+    form, config = draw(st.sampled_from(FORM_NAMES)), draw(configs)
+    before, after = flat(draw(others)), flat(draw(others))
+    arguments = [*before, *written(form, config), *after]
+    return None if form == "absent" else config, before, after, arguments
+
+
+def escaped(arguments):
+    return [text.replace("$", "$$") for text in arguments]
+
+
+@given(servers(), configs | st.none())
+def test_parse_edit_parse_gives_the_edit_and_nothing_else(server, wanted):
+    config, before, after, arguments = server
+    given_ = vllm(*escaped(arguments))
+    facts = read_container(given_)
+    assert facts.speculative == config
+    edit = with_speculative(given_, wanted)
+    assert isinstance(edit, ArgumentEdit), edit
+    again = read_container(edited_container(given_, edit))
+    assert again.speculative == wanted
+    size = len(edit.new) - len(before) - len(after)
+    assert edit.new[: len(before)] == escaped(before)
+    if config is None:
+        assert edit.new[: len(before) + len(after)] == escaped([*before, *after])
+    else:
+        assert edit.new[len(before) + size :] == escaped(after)
+
+
+def argv_of(text, shell):
+    """What the shell itself makes of a script that calls vllm."""
+    told = subprocess.run(
+        [shell, "-c", f"vllm() {{ printf '%s\\0' \"$@\"; }}\n{text}"],
+        capture_output=True,
+        check=True,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    return told.stdout.decode().split("\0")[:-1]
+
+
+def quoted(text, style):
+    if style == "single":
+        return "'" + text.replace("'", "'\\''") + "'"
+    marked = text.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`").replace("$", "\\$")
+    return f'"{marked}"'
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    servers(),
+    configs | st.none(),
+    st.sampled_from(["single", "double"]),
+    st.sampled_from([" ", "  ", " \\\n   "]),
+    st.sampled_from(["", " # and so on", "; true", " > /dev/stdout"]),
+    st.sampled_from(["sh", "bash"]),
+)
+def test_a_script_means_to_the_shell_itself_what_the_edit_says(
+    server, wanted, style, gap, tail, shell
+):
+    config, before, after, arguments = server
+    parts = ["vllm", "serve", "m", *(quoted(text, style) for text in arguments)]
+    text = f"true\n{gap.join(parts)}{tail}"
+    given_ = script(text.replace("$", "$$"), shell)
+    read = read_container(given_)
+    if isinstance(read, Unreadable):
+        # A dollar sign between quotes may be Kubernetes' or the shell's: refused by name.
+        assert "$" in text
+        return
+    assert read.speculative == config
+    edit = with_speculative(given_, wanted)
+    assert isinstance(edit, ArgumentEdit), edit
+    argv = argv_of(edit.new[-1].replace("$$", "$"), shell)
+    plain = read_container(container(command=["vllm", *escaped(argv)]))
+    assert plain.speculative == wanted
+    kept = [part for part in argv if part not in written_parts(edit, argv)]
+    assert kept[:2] == ["serve", "m"]
+    assert sorted(kept[2:]) == sorted([*before, *after])
+
+
+def written_parts(edit, argv):
+    """The parts of an argument list that carry the speculative config."""
+    out = []
+    for at, part in enumerate(argv):
+        if part.startswith(("--speculative", "-sc")):
+            out.append(part)
+            if "=" not in part:
+                out.append(argv[at + 1])
+    return out
