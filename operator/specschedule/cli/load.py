@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import signal
 import sys
 from pathlib import Path
@@ -97,10 +98,12 @@ def _plan(url: str, profile: str, slo: str) -> Visit:
             document = document["windows"]
         entries.extend(document if isinstance(document, list) else [document])
     windows = [_window(entry, number, profile) for number, entry in enumerate(entries, start=1)]
+    # A name of its own, so that a second run finds none of its prompts in the server's cache.
+    run = f"local-{secrets.token_hex(4)}"
     try:
         limits = dict(limit.split("=", 1) for limit in slo.split(","))
         return Visit.model_validate(
-            {"run": "local", "arm": "local", "launch": 1, "round": 1, "scrapes": 0}
+            {"run": run, "arm": "local", "launch": 1, "round": 1, "scrapes": 0}
             | settings
             | {"url": url, "windows": windows, "slo": Slo.model_validate(limits)}
         )

@@ -1,7 +1,6 @@
 """The load profiles of a closed loop: hold, depth, crossing, burst."""
 
 import asyncio
-import math
 import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from specschedule.load.measurement import Measurement
 from specschedule.load.prompts import Source
 from specschedule.load.records import Record
 from specschedule.load.streams import ClosedLoop
+from specschedule.load.windows import length
 
 DEGENERATE_BELOW = 0.15
 """An answer that compresses below this share of its length repeats itself."""
@@ -81,13 +81,10 @@ class Closed:
         meter, requests = measurement.meter, measurement.window.requests
         measurement.exactly = lambda: self._streams.as_planned
         await self._settle(concurrency)
-        # Whole turns of all streams, so that their phases weigh nothing; a tenth more than asked
-        # for, so that chance seldom leaves too few.
-        turns = math.ceil((1.1 * requests + 1) / concurrency)
-        length = self._gap * turns * concurrency
-        await asyncio.sleep(length)
+        seconds = length(self._gap, requests, concurrency)
+        await asyncio.sleep(seconds)
         while meter.tally.offered < requests:
-            await asyncio.sleep(length / 8)
+            await asyncio.sleep(seconds / 8)
         measurement.close(self._clock(), self._streams.active.values())
         if self._profile.kind == "hold":
             return await measurement.cell()

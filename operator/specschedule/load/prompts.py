@@ -4,7 +4,7 @@ Every arm of a round gets the same prompts in the same order, given the seed. Th
 regime is reached by construction:
 
 - ``Unique``: a nonce leads every prompt, so that no launch sees a beginning twice. It depends on
-  the round, the visit, the window's load and the place in the order, never on the arm.
+  the run, the round, the visit, the window's load and the place in the order, never on the arm.
 - ``Shared``: one common beginning, then the nonce and the prompt.
 - ``Warm``: a few prompts again and again.
 """
@@ -135,7 +135,7 @@ class Source:
         self._index = 0
         self._order = f"{window.seed}/{window.category}"
         load = json.dumps(window.profile.plain(), sort_keys=True)
-        self._nonce = f"{visit.round}/{visit.visit}/{self._order}/{load}/{repeat}"
+        self._nonce = f"{visit.run}/{visit.round}/{visit.visit}/{self._order}/{load}/{repeat}"
         self._lines = self._arrange(pool) if pool else None
         self._shared = self._words("shared", max(64, visit.prompt_tokens // 2))
         self._shared_ids = self._ids("shared", max(1, visit.prompt_tokens // 2))

@@ -8,6 +8,7 @@ a window that closes at the n-th end overstates the rate, and the more so the mo
 of an arm differ in duration, which is what speculation changes.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -117,6 +118,20 @@ class Meter:
                 self.unfinished += 1
                 self.tally.count("slow")
         self.closed = now
+
+
+def length(gap: float, requests: int, concurrency: int) -> float:
+    """Return how long a window of a held load must be, in seconds.
+
+    Whole turns of all streams, so that their phases weigh nothing; a tenth more requests than
+    asked for, so that chance seldom leaves too few.
+
+    Args:
+        gap: Mean seconds between the ends of two requests.
+        requests: Requests that must end in the window at least.
+        concurrency: Requests in flight.
+    """
+    return gap * concurrency * math.ceil((1.1 * requests + 1) / concurrency)
 
 
 def late(lags: Sequence[float]) -> float | None:

@@ -1,0 +1,456 @@
+"""A whole visit against a scripted server: what is said, what is counted, how it can end."""
+
+import asyncio
+import json
+import socket
+import time
+from io import StringIO
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from specschedule.core.evidence import Cell
+from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed
+from specschedule.load.arrivals import draw
+from specschedule.load.prompts import Pool
+from specschedule.load.visit import Event, VisitRun
+from tests.load.scripted import Script, Scripted
+
+HOLD = {"kind": "hold", "concurrency": 4}
+
+
+def plan(url: str, *profiles: dict[str, Any], **changes: Any) -> Visit:
+    windows = [
+        {"cell": f"r1-{number}", "profile": profile, "requests": 12}
+        for number, profile in enumerate(profiles)
+    ]
+    plain: dict[str, Any] = {
+        "run": "7f3a",
+        "arm": "incumbent",
+        "launch": 2,
+        "round": 1,
+        "url": url,
+        "windows": windows,
+        "slo": {"ttft": "5s", "tpot": "1s"},
+        "promptTokens": 16,
+        "outputTokens": 30,
+        "scrapes": 0,
+        # Lags are tested where they are meant; a busy machine must not void the others.
+        "maxSendLag": "5s",
+        "warmUpTimeout": "6s",
+        "requestTimeout": "30s",
+    }
+    return Visit.model_validate(plain | changes)
+
+
+async def carry_out(visit: Visit, **options: Any) -> tuple[bool, list[Event]]:
+    said: list[Event] = []
+    run = VisitRun(visit, **({"pool": None, "say": said.append} | options))
+    return await asyncio.wait_for(run.run(), 60), said
+
+
+def cells(said: list[Event]) -> list[Cell]:
+    return [event.cell for event in said if isinstance(event, CellClosed)]
+
+
+def failure(said: list[Event]) -> VisitFailed:
+    assert isinstance(said[-1], VisitFailed)
+    return said[-1]
+
+
+def test_a_hold_says_warmed_then_each_cell_then_ended() -> None:
+    async def run() -> None:
+        async with Scripted() as server:
+            well, said = await carry_out(plan(server.url, HOLD, {"kind": "hold", "concurrency": 1}))
+        assert well
+        assert [type(event) for event in said] == [Warmed, CellClosed, CellClosed, VisitEnded]
+        first, second = cells(said)
+        assert (first.cell, second.cell) == ("r1-0", "r1-1")
+        for cell in (first, second):
+            assert cell.void is None
+            assert cell.offered == cell.completed == cell.good
+            assert cell.offered >= 12
+            assert cell.tpot_ms is not None
+            assert cell.tpot_ms.p50 is not None
+            assert cell.tpot_ms.p50 >= 2
+            assert cell.in_flight_exact is not None
+            assert cell.in_flight_exact > 0.8
+
+    asyncio.run(run())
+
+
+def test_exactly_the_planned_number_is_in_flight_at_the_server() -> None:
+    async def run() -> None:
+        async with Scripted(lambda number, body: Script(pause=0.01)) as server:
+            _, said = await carry_out(plan(server.url, HOLD))
+            steady = server.seen_in_flight[40:-40]
+        assert max(steady) == 4
+        # Right after an end the server has one fewer until the next request has come in.
+        assert sum(count == 4 for count in steady) / len(steady) > 0.9
+        (cell,) = cells(said)
+        assert cell.batch_size_mean == pytest.approx(4, abs=0.5)
+
+    asyncio.run(run())
+
+
+def test_streams_do_not_end_in_step() -> None:
+    async def run() -> None:
+        async with Scripted(lambda number, body: Script(pause=0.01)) as server:
+            await carry_out(plan(server.url, HOLD))
+            lengths = [body["max_tokens"] for body in server.bodies]
+        # The first request tries the plan; the streams begin an eighth into the cycle and so on.
+        assert lengths[:6] == [30, 4, 12, 19, 27, 30]
+
+    asyncio.run(run())
+
+
+def test_counters_are_there_before_the_first_window_and_end_equal_to_the_cells() -> None:
+    async def run() -> None:
+        pages: list[str] = []
+
+        async def scrape(port: int) -> None:
+            async with aiohttp.ClientSession() as session:
+                while True:
+                    try:
+                        async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                            pages.append(await answer.text())
+                    except aiohttp.ClientError:
+                        pass
+                    await asyncio.sleep(0.2)
+
+        def script(number: int, body: dict[str, Any]) -> Script:
+            return Script(status=500) if number % 9 == 8 else Script()
+
+        port = free_port()
+        async with Scripted(script) as server:
+            scraper = asyncio.create_task(scrape(port))
+            visit = plan(server.url, HOLD, {"kind": "hold", "concurrency": 2}, scrapes=2)
+            before = time.time()
+            well, said = await carry_out(visit, port=port)
+            scraper.cancel()
+        assert well
+        assert count(pages[0]) == {
+            (cell, outcome): 0.0
+            for cell in ("r1-0", "r1-1")
+            for outcome in ("good", "slow", "failed", "tokens")
+        }
+        final = count(pages[-1])
+        for cell in cells(said):
+            assert cell.failed > 0
+            assert cell.good is not None
+            assert cell.output_tokens is not None
+            assert final[cell.cell, "good"] == cell.good
+            assert final[cell.cell, "failed"] == cell.failed
+            assert final[cell.cell, "slow"] == cell.offered - cell.good - cell.failed
+            assert final[cell.cell, "tokens"] == cell.output_tokens
+        ended = said[-1]
+        assert isinstance(ended, VisitEnded)
+        assert len(ended.scraped_at) >= 2
+        assert before < ended.scraped_at[0] <= ended.scraped_at[-1] <= time.time()
+
+    asyncio.run(run())
+
+
+def count(page: str) -> dict[tuple[str, str], float]:
+    """Return counters by cell and outcome (``tokens`` for the output tokens)."""
+    values = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            assert sample.labels["run"] == "7f3a"
+            assert sample.labels["launch"] == "2"
+            assert sample.labels["arm"] == "incumbent"
+            assert sample.labels["visit"] == "1"
+            values[sample.labels["cell"], sample.labels.get("outcome", "tokens")] = sample.value
+    return values
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_nobody_scrapes_and_no_window_opens() -> None:
+    async def run() -> None:
+        async with Scripted() as server:
+            visit = plan(server.url, HOLD, scrapes=3, scrapeTimeout="1s")
+            well, said = await carry_out(visit, port=free_port())
+        assert not well
+        assert [type(event) for event in said] == [VisitFailed]
+        assert failure(said).reason == "NotScraped"
+
+    asyncio.run(run())
+
+
+def test_records_say_what_became_of_every_request() -> None:
+    async def run() -> None:
+        out = StringIO()
+        async with Scripted() as server:
+            _, said = await carry_out(plan(server.url, HOLD), records=out)
+        lines = [json.loads(line) for line in out.getvalue().splitlines()]
+        (cell,) = cells(said)
+        counted = [line for line in lines if line["counted"]]
+        assert len(counted) == cell.offered
+        assert len(lines) > len(counted)
+        for line in counted:
+            assert sum(tokens for _, tokens in line["chunks"]) == line["outputTokens"] == 30
+            assert line["outcome"] == "good"
+            assert line["ttftMs"] == line["chunks"][0][0]
+            assert 0 <= line["sendLagMs"] <= line["ttftMs"]
+        assert len({line["index"] for line in counted}) == len(counted)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("claim", "script", "changes", "reason", "words"),
+    [
+        ("a refused plan", Script(status=400), {}, "BadPlan", "HTTP 400"),
+        ("a server that ends answers early", Script(chunks=[1]), {}, "BadPlan", "1 tokens instead"),
+        ("a server that fails all", Script(status=500), {}, "Stalled", "HTTP 500"),
+        ("silence", Script(hangs_after=0), {"requestTimeout": "500ms"}, "Stalled", "0.5 s"),
+    ],
+)
+def test_a_server_that_cannot_be_measured_ends_the_visit_with_its_words(
+    claim: str, script: Script, changes: dict[str, Any], reason: str, words: str
+) -> None:
+    async def run() -> None:
+        async with Scripted(lambda number, body: script) as server:
+            well, said = await carry_out(plan(server.url, HOLD, **changes))
+        assert not well, claim
+        assert failure(said).reason == reason
+        assert words in failure(said).message
+        assert not cells(said)
+
+    asyncio.run(run())
+
+
+def test_a_server_that_dies_in_a_window_leaves_a_void_cell_and_a_failed_visit() -> None:
+    async def run() -> None:
+        async with Scripted(lambda number, body: Script(pause=0.01)) as server:
+            visit = plan(server.url, HOLD | {"concurrency": 2}, warmUpTimeout="1200ms")
+            visit = visit.model_copy(
+                update={"windows": [visit.windows[0].model_copy(update={"requests": 500})]}
+            )
+
+            async def kill() -> None:
+                while len(server.bodies) < 20:
+                    await asyncio.sleep(0.01)
+                await server.stop()
+
+            killer = asyncio.create_task(kill())
+            well, said = await carry_out(visit)
+            await killer
+        assert not well
+        (cell,) = cells(said)
+        assert cell.void is not None
+        assert "the visit failed in this window" in cell.void
+        assert failure(said).reason == "ServerUnreachable"
+
+    asyncio.run(run())
+
+
+def test_tokens_stop_coming_in_a_window_and_the_visit_is_stalled() -> None:
+    async def run() -> None:
+        def script(number: int, body: dict[str, Any]) -> Script:
+            return Script(hangs_after=3 if number > 25 else None)
+
+        async with Scripted(script) as server:
+            visit = plan(server.url, HOLD, warmUpTimeout="600ms", requestTimeout="1500ms")
+            visit = visit.model_copy(
+                update={"windows": [visit.windows[0].model_copy(update={"requests": 500})]}
+            )
+            well, said = await carry_out(visit)
+        assert not well
+        assert failure(said).reason == "Stalled"
+
+    asyncio.run(run())
+
+
+def test_failing_requests_are_counted_and_do_not_become_a_hot_loop() -> None:
+    async def run() -> None:
+        async with Scripted(
+            lambda number, body: Script(status=503) if number % 3 else Script(pause=0.005)
+        ) as server:
+            started = time.monotonic()
+            well, said = await carry_out(plan(server.url, HOLD, warmUpTimeout="2s"))
+            seconds = time.monotonic() - started
+            sent = len(server.bodies)
+        assert well
+        (cell,) = cells(said)
+        assert cell.failed > cell.completed
+        assert cell.offered == cell.failed + cell.completed
+        # Each stream rests 50 ms at least after a failure.
+        assert sent < 4 * seconds / 0.05
+
+    asyncio.run(run())
+
+
+def test_a_starved_client_voids_its_window() -> None:
+    async def run() -> None:
+        async def starve() -> None:
+            while True:
+                time.sleep(0.05)
+                await asyncio.sleep(0.01)
+
+        async with Scripted() as server:
+            hog = asyncio.create_task(starve())
+            _, said = await carry_out(plan(server.url, HOLD, maxSendLag="5ms"))
+            hog.cancel()
+        (cell,) = cells(said)
+        assert cell.void is not None
+        assert "give it more CPU" in cell.void
+
+    asyncio.run(run())
+
+
+def test_a_crossing_goes_through_the_boundary_and_its_later_passes_are_a_cell_of_their_own() -> (
+    None
+):
+    async def run() -> None:
+        crossing = {"kind": "crossing", "low": 1, "high": 5, "periodSeconds": 0.6, "boundary": 3}
+        async with Scripted(lambda number, body: Script(pause=0.004)) as server:
+            visit = plan(server.url, crossing | {"pass": 1}, crossing | {"pass": 2})
+            well, said = await carry_out(visit)
+        assert well
+        first, later = cells(said)
+        assert max(server.seen_in_flight) == 5
+        assert first.window_seconds == pytest.approx(1.2, abs=0.3)
+        assert later.offered >= 12
+        assert first.profile.pass_ == 1
+        assert first.in_flight_exact is None
+
+    asyncio.run(run())
+
+
+def test_a_burst_fills_to_the_peak_and_drains_to_the_floor() -> None:
+    async def run() -> None:
+        burst = {"kind": "burst", "floor": 1, "peak": 6}
+        async with Scripted(lambda number, body: Script(pause=0.004)) as server:
+            well, said = await carry_out(plan(server.url, burst | {"pass": 1}, burst | {"pass": 2}))
+        assert well
+        first, later = cells(said)
+        assert max(server.seen_in_flight) == 6
+        assert first.offered >= 5
+        assert later.offered >= 12
+
+    asyncio.run(run())
+
+
+def test_an_open_window_counts_every_request_that_was_due_in_it() -> None:
+    async def run() -> None:
+        def script(number: int, body: dict[str, Any]) -> Script:
+            return Script(status=500) if number % 4 == 3 else Script(pause=0.01)
+
+        async with Scripted(script) as server:
+            profile = {"kind": "open", "requestsPerSecond": 8, "peakRequestsPerSecond": 16}
+            well, said = await carry_out(plan(server.url, profile))
+        assert well
+        (cell,) = cells(said)
+        assert cell.offered == 12
+        assert cell.failed >= 2
+        assert cell.completed + cell.failed == 12
+        assert cell.window_seconds == pytest.approx(1.0, abs=0.001)
+
+    asyncio.run(run())
+
+
+def test_an_open_window_sends_when_due_whatever_the_server_does() -> None:
+    async def run() -> None:
+        out = StringIO()
+        async with Scripted(lambda number, body: Script(pause=0.05)) as server:
+            visit = plan(server.url, {"kind": "open", "requestsPerSecond": 10})
+            _, said = await carry_out(visit, records=out)
+        assert max(server.seen_in_flight) > 5
+        counted = [r for r in map(json.loads, out.getvalue().splitlines()) if r["counted"]]
+        due = sorted(line["scheduledAt"] for line in counted)
+        planned = [arrival.at for arrival in draw(10, 12, 0).arrivals]
+        assert [at - due[0] for at in due] == pytest.approx(
+            [at - planned[0] for at in planned], abs=1e-4
+        )
+        assert cells(said)[0].offered == 12
+
+    asyncio.run(run())
+
+
+def test_a_depth_sweep_leaves_degenerate_and_cached_answers_out_and_counts_them() -> None:
+    async def run() -> None:
+        def script(number: int, body: dict[str, Any]) -> Script:
+            assert len(body["prompt"]) == 500
+            if number % 3 == 0:
+                return Script(text=" ha", pause=0.02)
+            return Script(varied=True, cached=6 if number % 3 == 1 else 0)
+
+        async with Scripted(script) as server:
+            visit = plan(server.url, {"kind": "depth", "context": 500}, outputTokens=80)
+            _, said = await carry_out(visit)
+        (cell,) = cells(said)
+        assert cell.context == 500
+        assert cell.left_out is not None
+        assert cell.completed // 3 * 2 <= cell.left_out < cell.completed
+        # The degenerate answers came ten times more slowly, and had no say.
+        assert cell.tpot_ms is not None
+        assert cell.tpot_ms.p99 is not None
+        assert cell.tpot_ms.p99 < 20
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("claim", "profiles", "pool", "reason", "words"),
+    [
+        ("no concurrency", [{"kind": "hold"}], None, "BadPlan", "concurrency"),
+        ("no windows", [], None, "BadPlan", "windows"),
+        ("no swing", [{"kind": "burst", "floor": 5, "peak": 5}], None, "BadPlan", "floor < peak"),
+        (
+            "no period",
+            [{"kind": "crossing", "low": 1, "high": 5}],
+            None,
+            "BadPlan",
+            "periodSeconds",
+        ),
+        ("no rate", [{"kind": "open"}], None, "BadPlan", "requestsPerSecond"),
+        ("no trace", [{"kind": "open", "trace": "/nowhere"}], None, "BadPlan", "/nowhere"),
+        ("no depth", [{"kind": "depth"}], None, "BadPlan", "context"),
+        ("no such category", [HOLD], Pool({"code": ["x"]}), "PromptsMissing", "'prose'"),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused_before_anything_is_sent(
+    claim: str, profiles: list[dict[str, Any]], pool: Pool | None, reason: str, words: str
+) -> None:
+    async def run() -> None:
+        visit = plan("http://127.0.0.1:9", *profiles)
+        windows = [window.model_copy(update={"category": "prose"}) for window in visit.windows]
+        visit = visit.model_copy(update={"windows": windows})
+        well, said = await carry_out(visit, pool=pool)
+        assert not well
+        assert failure(said).reason == reason, claim
+        assert words in failure(said).message
+
+    asyncio.run(run())
+
+
+def test_a_key_that_the_server_wants_is_asked_for_by_its_field() -> None:
+    async def run() -> None:
+        async with Scripted(api_key="s3cret") as server:
+            well, said = await carry_out(plan(server.url, HOLD))
+            assert failure(said).reason == "BadPlan"
+            assert "load.apiKeySecretRef" in failure(said).message
+            well, _ = await carry_out(plan(server.url, HOLD), api_key="s3cret")
+            assert well
+
+    asyncio.run(run())
+
+
+def test_a_server_without_metrics_is_measured_and_it_is_noted() -> None:
+    async def run() -> None:
+        async with Scripted(metrics_fault=True) as server:
+            _, said = await carry_out(plan(server.url, HOLD))
+        (cell,) = cells(said)
+        assert cell.notes == ["the engine's /metrics could not be read"]
+        assert cell.engine_output_tokens is None
+        assert cell.void is None
+
+    asyncio.run(run())
