@@ -340,6 +340,8 @@ def test_the_category_lists_the_objects(kubectl: Any) -> None:
         ("spec.bar.improve.by", "Smallest gain over the incumbent"),
         ("spec.mode", "specschedule.dev/approve=<run id>"),
         ("status.recommendation", "control that is best"),
+        ("status.conditions.reason", "Booting: A trial pod's server starts."),
+        ("status.verdict.bars.change", "positive is better"),
     ],
 )
 def test_explain_reads_well(kubectl: Any, field: str, words: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 from pydantic import BaseModel
 
-from specschedule.api import rules
+from specschedule.api import reasons, rules
 from specschedule.api.structural import structural
 from specschedule.api.v1alpha1 import GROUP, VERSION, SpecSchedule, SpecTrial, Status
 from specschedule.core.observed import TrialSpec, TrialStatus
@@ -56,6 +56,7 @@ def kinds() -> list[Kind]:
     attach(spec, rules.SPEC_LISTS)
     status = structural(Status, defaults=False)
     attach(status, rules.STATUS_LISTS)
+    attach(status, {("conditions", "[]", "reason"): {"description": reasons.description()}})
     trial = structural(TrialSpec, defaults=False)
     add_rules(trial, rules.TRIAL_RULES)
     return [

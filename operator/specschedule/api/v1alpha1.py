@@ -121,7 +121,8 @@ class Status(Value):
     """Rejected, Promoted, Proposed, NotPromoted, RolledBack, Inconclusive or Aborted; absent
     while the run goes on."""
     reason: str | None = None
-    """CamelCase constant: why."""
+    """CamelCase constant: why. kubectl explain specschedule.status.conditions.reason says what each
+    means."""
     message: str | None = None
     """The same for people: object, field, numbers and remedy."""
     recommendation: str | None = None
