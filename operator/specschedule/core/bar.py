@@ -114,6 +114,14 @@ class Applied:
             if self.evidence.spec.rule is Rule.EVERY_PAIR:
                 rule = self._every_pair
             said = rule(requirement, differences)
+        if said.answer != "Lost" and self._is_same(requirement):
+            said = _Said(
+                "NotMet",
+                "SameConfiguration",
+                "both arms run the same tokens on the same code path here: their difference is "
+                "noise, and no gain may be claimed from it",
+                said.numbers,
+            )
         if said.answer == "Met":
             said = self._doubt(requirement, values, differences) or said
         return self._write(requirement, differences, said)
@@ -149,20 +157,16 @@ class Applied:
         if requirement.kind == "elsewhere":
             return None
         if any(self.evidence.thin(requirement.place, [p.arm, p.reference]) for p in self.pairs):
-            few = f"a window holds fewer than {MIN_REQUESTS} requests"
+            few = f"a window holds fewer than {MIN_REQUESTS} finished requests"
             return _Said("Unproven", "TooFewRequests", few)
-        same = all(
+        return None
+
+    def _is_same(self, requirement: Requirement) -> bool:
+        """Say whether a gain is asked for where both arms do the same."""
+        return requirement.kind == "improve" and all(
             controls_of_each_other(self.evidence, p.arm, p.reference, requirement.place)
             for p in self.pairs
         )
-        if requirement.kind == "improve" and same:
-            return _Said(
-                "NotMet",
-                "SameConfiguration",
-                "both arms run the same tokens on the same code path here: their difference is "
-                "noise, and no gain may be claimed from it",
-            )
-        return None
 
     def _every_pair(self, requirement: Requirement, differences: Sequence[float]) -> _Said:
         place, share = requirement.place, requirement.share
@@ -258,12 +262,9 @@ class Applied:
 
     def _still_open(self, numbers: dict[str, Any]) -> str:
         text = f"evidence {numbers['evidence']:.1f} of {numbers['evidence_needed']:g}"
-        if numbers["rounds_needed"] is not None:
-            text += (
-                f"; at the noise seen a true {numbers['rounds_needed_for']:+.1%} needs about "
-                f"{numbers['rounds_needed']} rounds"
-            )
-        return text
+        rounds = numbers["rounds_needed"]
+        needs = f"needs about {rounds} rounds" if rounds else "is not shown by any number of rounds"
+        return f"{text}; at the noise seen a true {numbers['rounds_needed_for']:+.1%} {needs}"
 
     def _write(
         self, requirement: Requirement, differences: Sequence[float], said: _Said

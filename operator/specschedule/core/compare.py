@@ -6,7 +6,7 @@ inverted log ratios for latencies, plain differences for attainment.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import exp, expm1, inf, log, log1p
@@ -20,7 +20,7 @@ NONE = "none"
 TWIN = "twin"
 
 MIN_REQUESTS = 20
-"""A window with fewer requests cannot carry a gain."""
+"""A window in which fewer requests finished cannot carry a gain."""
 
 CONTEXT_STEP = 1.5
 """Mean contexts of one load point further apart than this factor are different contexts."""
@@ -137,21 +137,22 @@ def acceptance_length(cells: Iterable[Cell]) -> float | None:
 def difference(metric: Metric, arm: Parts, reference: Parts) -> float | None:
     """Return how much better the arm is than its reference, on the additive scale.
 
-    Both are averaged over the categories and contexts that both have; windows that mix the
-    categories are preferred where both have them. Infinite where one of two rates is zero; None
-    when there is nothing to compare, or both are zero.
+    Both are averaged over their categories and contexts, which must be the same ones; windows
+    that mix the categories are preferred where both have them. Infinite where one of two rates
+    is zero, 0 where both are; None when there is nothing to compare.
     """
-    shared = arm.keys() & reference.keys()
-    mixed = {key for key in shared if key[0] is None}
-    keys = mixed or shared
-    if not keys:
+    both = [{key for key in parts if key[0] is None} for parts in (arm, reference)]
+    if not all(both):
+        both = [set(arm), set(reference)]
+    keys = both[0]
+    if not keys or keys != both[1]:
         return None
     a = sum(arm[key] for key in keys) / len(keys)
     b = sum(reference[key] for key in keys) / len(keys)
     if metric is Metric.ATTAINMENT:
         return a - b
     if a <= 0 or b <= 0:
-        return None if a <= 0 and b <= 0 else (-inf if a <= 0 else inf)
+        return 0.0 if a <= 0 and b <= 0 else (-inf if a <= 0 else inf)
     return log(b / a) if metric.smaller_is_better else log(a / b)
 
 
@@ -280,10 +281,33 @@ class Evidence:
                     break
         return found
 
+    def apart(
+        self, arm: str, reference: str, compare: Callable[[Launch, Launch], float | None]
+    ) -> list[float]:
+        """Return the differences of two arms: one per round that both are in.
+
+        Arms that share no round are compared by all their launches, as one difference: then
+        drift is part of it.
+        """
+        pairs = [compare(pair.arm, pair.reference) for pair in self.pairs(arm, reference)]
+        known = [value for value in pairs if value is not None]
+        if known:
+            return known
+        every = [
+            value
+            for ours in self.of(arm)
+            for theirs in self.of(reference)
+            if (value := compare(ours, theirs)) is not None
+        ]
+        opposed = {inf, -inf} <= set(every)
+        return [sum(every) / len(every)] if every and not opposed else []
+
     def thin(self, place: Place, launches: Iterable[Launch]) -> bool:
         """Say whether any window at a place holds too few requests to carry a gain."""
         return any(
-            cell.offered < MIN_REQUESTS for launch in launches for cell in self.at(launch, place)
+            cell.completed + cell.failed < MIN_REQUESTS
+            for launch in launches
+            for cell in self.at(launch, place)
         )
 
     def unplanned_tokens(self) -> list[str]:

@@ -71,19 +71,7 @@ def _lead(control: Control) -> float:
 
 
 def _differences(evidence: Evidence, arm: str, reference: str) -> list[float]:
-    """Return one difference per shared round; where they share fewer than two, one in all."""
-    pairs = evidence.pairs(arm, reference)
-    by_round = [evidence.over(evidence.rate, p.arm, p.reference) for p in pairs]
-    known = [d for d in by_round if d is not None]
-    if len(known) >= 2:
-        return known
-    every = [
-        value
-        for ours in evidence.of(arm)
-        for theirs in evidence.of(reference)
-        if (value := evidence.over(evidence.rate, ours, theirs)) is not None
-    ]
-    return [sum(every) / len(every)] if every else []
+    return evidence.apart(arm, reference, lambda a, b: evidence.over(evidence.rate, a, b))
 
 
 def _shown(differences: Sequence[float]) -> bool:

@@ -10,7 +10,7 @@ from math import log
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm, t
+from scipy.special import ndtr, stdtrit
 
 E_NEEDED = 20.0
 """Evidence that shows something at the 5 % level however often one looks: 1 / 0.05."""
@@ -85,7 +85,7 @@ def interval(differences: Sequence[float], *, seed: int) -> tuple[float, float] 
         return None
     chance = np.random.default_rng(seed)
     means = x[chance.integers(0, n, size=(2000, n))].mean(axis=1)
-    wide = float(norm.cdf(-np.sqrt(n / (n - 1)) * t.ppf((1 + CONFIDENCE) / 2, n - 1)))
+    wide = float(ndtr(-np.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 + CONFIDENCE) / 2)))
     low, high = np.quantile(means, [wide, 1 - wide])
     return float(low), float(high)
 
@@ -101,7 +101,8 @@ def rounds_needed(gain: float, *, margin: float, sd: float, needed: float) -> in
 
     Returns:
         Rounds at which the expected growth of the best bet reaches it, at least the number
-        that doubling needs; None when the gain does not exceed the margin.
+        that doubling needs; None when no number will do, because the gain does not exceed the
+        margin, or not by enough of the noise.
     """
     if gain <= margin:
         return None

@@ -5,7 +5,7 @@ every requirement; rule Sequential is an anytime-valid test, so looking after ev
 promote by luck. Missing evidence is never a pass: what cannot be compared stays unproven.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from specschedule.core import controls, eprocess
 from specschedule.core.bar import MIN_PAIRS, Applied, floor_share
 from specschedule.core.compare import (
     INCUMBENT,
+    NONE,
     Evidence,
     Pair,
     Place,
@@ -70,6 +71,7 @@ def judge(
     """
     evidence = Evidence(spec, launches)
     noise = Noise(evidence)
+    plain = server is not None and server.speculative is None
     tried = [
         candidate.name
         for candidate in spec.candidates
@@ -81,11 +83,10 @@ def judge(
             reason="NothingMeasured",
             message="no candidate was launched",
             arms=_arms(evidence),
-            notes=_notes(evidence),
+            notes=_notes(evidence, incumbent_is_none=plain),
         )
     verdicts = [_Candidate(evidence, noise, name, len(tried)).verdict() for name in tried]
     outcome, said = _outcome(spec, verdicts)
-    plain = server is not None and server.speculative is None
     return Judgement(
         outcome=outcome,
         reason=said.reason,
@@ -103,7 +104,7 @@ def judge(
         ],
         watch=[item for verdict in verdicts for item in _watch(evidence, noise, verdict)],
         arms=_arms(evidence),
-        notes=_notes(evidence),
+        notes=_notes(evidence, incumbent_is_none=plain),
     )
 
 
@@ -365,37 +366,50 @@ def _arms(evidence: Evidence) -> list[ArmFacts]:
     ]
 
 
-def _notes(evidence: Evidence) -> list[Note]:
-    notes = [
-        Note(reason="LaunchNotCounted", message=f"launch {launch.launch} ({launch.arm}): {why}")
+def _notes(evidence: Evidence, *, incumbent_is_none: bool) -> list[Note]:
+    """List what limits the verdict."""
+    found = [
+        ("LaunchNotCounted", f"launch {launch.launch} ({launch.arm}): {why}")
         for launch, why in evidence.dropped
     ]
     for candidate in evidence.spec.candidates:
         pairs = evidence.pairs(f"candidate-{candidate.name}")
-        if len(pairs) >= MIN_PAIRS and len({pair.arm_first for pair in pairs}) == 1:
-            order = "before" if pairs[0].arm_first else "after"
-            notes.append(
-                Note(
-                    reason="OrderNotBalanced",
-                    message=f"order not balanced: {candidate.name} was launched {order} the "
-                    f"incumbent in all {len(pairs)} pairs, so an effect of the order is part of "
-                    "the difference",
-                )
-            )
-        nodes = [
-            {launch.receipt.node for launch in side if launch.receipt.node}
-            for side in ([p.arm for p in pairs], [p.reference for p in pairs])
-        ]
-        if all(nodes) and nodes[0].isdisjoint(nodes[1]):
-            notes.append(
-                Note(
-                    reason="PlaceNotBalanced",
-                    message=f"place not balanced: {candidate.name} ran on "
-                    f"{', '.join(sorted(nodes[0]))} only, the incumbent on "
-                    f"{', '.join(sorted(nodes[1]))} only",
-                )
-            )
-    notes.extend(
-        Note(reason="TokensVary", message=message) for message in evidence.unplanned_tokens()
+        if len(pairs) >= MIN_PAIRS:
+            found.extend(_imbalances(evidence, candidate.name, pairs))
+    if not incumbent_is_none and evidence.counted and not evidence.of(NONE):
+        message = "none was not measured: whether speculation pays at all is not known"
+        found.append(("NoneNotMeasured", message))
+    found.extend(("TokensVary", message) for message in evidence.unplanned_tokens())
+    return [Note(reason=reason, message=message) for reason, message in found]
+
+
+def _imbalances(evidence: Evidence, name: str, pairs: Sequence[Pair]) -> Iterable[tuple[str, str]]:
+    if len({pair.arm_first for pair in pairs}) == 1:
+        order = "before" if pairs[0].arm_first else "after"
+        yield (
+            "OrderNotBalanced",
+            f"order not balanced: {name} was launched {order} the incumbent in all {len(pairs)} "
+            "pairs, so an effect of the order is part of the difference",
+        )
+    ours, theirs = (
+        {launch.receipt.node for launch in side if launch.receipt.node}
+        for side in ([pair.arm for pair in pairs], [pair.reference for pair in pairs])
     )
-    return notes
+    if ours and theirs and ours.isdisjoint(theirs):
+        yield (
+            "PlaceNotBalanced",
+            f"place not balanced: {name} ran on {', '.join(sorted(ours))} only, the incumbent on "
+            f"{', '.join(sorted(theirs))} only",
+        )
+    for pair in pairs:
+        seeds = [
+            {(cell.profile.concurrency, cell.category, cell.seed) for cell in evidence.cells(x)}
+            for x in (pair.arm, pair.reference)
+        ]
+        if seeds[0] != seeds[1]:
+            yield (
+                "PromptsDiffer",
+                f"round {pair.round}: {name} and the incumbent did not see the same windows with "
+                "the same prompts",
+            )
+            return

@@ -32,6 +32,7 @@ __all__ = [
     "budget_left",
     "cost",
     "next_launches",
+    "pair_order",
     "windows",
 ]
 
@@ -106,6 +107,22 @@ def next_launches(
     return _Walk(spec, arms, done, run).next()
 
 
+def pair_order(spec: Spec, candidate: str, local: int, *, run: str) -> list[str]:
+    """Return the order of incumbent and candidate in a candidate's round, numbered from 1.
+
+    Two rounds are ABBA or BAAB by coin; in Quick one coin decides all three (ABBAAB).
+    """
+    block, second = divmod(local - 1, 2)
+    toss = 0 if spec.experiment.effort is Effort.QUICK else block
+    incumbent_first = (_coin(spec, run, candidate, "pair", toss).random() < 0.5) != bool(second)
+    return [INCUMBENT, candidate] if incumbent_first else [candidate, INCUMBENT]
+
+
+def _coin(spec: Spec, run: str, *what: object) -> random.Random:
+    """Return a source of chance that depends on the seed, the run and the question only."""
+    return random.Random(":".join(map(str, (spec.experiment.seed, run, *what))))
+
+
 class _Walk:
     """A walk through the rounds of each candidate up to the first launch that is missing."""
 
@@ -164,17 +181,14 @@ class _Walk:
         return [record for record in self.done if record.round < number and record.over]
 
     def _coin(self, *what: object) -> random.Random:
-        """Return a source of chance that depends on the seed, the run and the question only."""
-        return random.Random(":".join(map(str, (self.spec.experiment.seed, self.run, *what))))
+        return _coin(self.spec, self.run, *what)
 
     def _order(self, candidate: str, local: int, number: int) -> list[str]:
         """Return the arms of a round in launch order."""
         if self.effort is Effort.THOROUGH:
             return self._williams(candidate, number)
         block, second = divmod(local - 1, 2)
-        same_coin = self.effort is Effort.QUICK
-        first = self._coin(candidate, "pair", 0 if same_coin else block).random() < 0.5
-        pair = [INCUMBENT, candidate] if first != bool(second) else [candidate, INCUMBENT]
+        pair = pair_order(self.spec, candidate, local, run=self.run)
         members = self._members(candidate, number)
         self._coin(candidate, "members", block).shuffle(members)
         order = [*pair, *reversed(members)] if second else [*members, *pair]

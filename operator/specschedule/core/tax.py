@@ -83,23 +83,14 @@ def _tax(
 
 
 def _differences(evidence: Evidence, place: Place, arm: str, reference: str) -> list[float]:
-    """Return one difference per shared round; where they share fewer than two, one in all."""
-
-    def clean(launch: Launch) -> bool:
+    def one_k(launch: Launch) -> bool:
         cells = evidence.at(launch, place)
         return not launch.arm.startswith("candidate-") or not any(mixed(cell) for cell in cells)
 
-    pairs = [(p.arm, p.reference) for p in evidence.pairs(arm, reference)]
-    every = [(a, b) for a in evidence.of(arm) for b in evidence.of(reference)]
-    for launches, least in ((pairs, 2), (every, 1)):
-        known = [
-            value
-            for a, b in launches
-            if clean(a) and clean(b) and (value := evidence.difference(place, a, b)) is not None
-        ]
-        if len(known) >= least:
-            return known if least == 2 else [sum(known) / len(known)]
-    return []
+    def compare(a: Launch, b: Launch) -> float | None:
+        return evidence.difference(place, a, b) if one_k(a) and one_k(b) else None
+
+    return evidence.apart(arm, reference, compare)
 
 
 def _crossings(evidence: Evidence, arm: str, rows: Sequence[Sequence[int]]) -> list[Tax]:

@@ -1,0 +1,194 @@
+"""Rule EveryPair: every pair meets the bar, two pairs at least, and far above the noise."""
+
+import json
+
+import pytest
+
+from specschedule.core.judge import Judgement
+
+from .recorded import Run, cell, spec_of
+
+AT_8 = [{"metric": "goodput", "at": [8], "by": "15%"}]
+
+
+def judged(*pairs: tuple[float, float], **spec: object) -> Judgement:
+    run = Run(spec_of(points=(8,), **{"improve": AT_8, **spec}))
+    return run.pairs([({8: a}, {8: b}) for a, b in pairs]).judge()
+
+
+@pytest.mark.parametrize(
+    ("claim", "pairs", "expected"),
+    [
+        (
+            "gains far above bar and noise in every pair",
+            ((100, 130), (101, 131), (100, 129)),
+            ("Promoted", "Better", "EveryPairMeetsBar"),
+        ),
+        (
+            "exactly the gain asked for is enough",
+            ((100, 115), (100, 115), (100, 115)),
+            ("Promoted", "Better", "EveryPairMeetsBar"),
+        ),
+        (
+            "one pair below the bar spoils it",
+            ((100, 130), (101, 131), (100, 114)),
+            ("Inconclusive", "Inconclusive", "PairsDisagree"),
+        ),
+        (
+            "one before/after is worthless",
+            ((100, 130),),
+            ("Inconclusive", "Inconclusive", "TooFewPairs"),
+        ),
+        (
+            "a gain of 15 % is not promoted on a bench that relaunches 4 % apart",
+            ((100, 130), (104, 135), (100, 130)),
+            ("Inconclusive", "Inconclusive", "BelowNoiseFloor"),
+        ),
+        (
+            "gains that no noise explains up to the bar are not better",
+            ((100, 103), (100.5, 103), (100, 102.5)),
+            ("NotPromoted", "NotBetter", "GainNotReached"),
+        ),
+        (
+            "a loss in every pair beyond the noise is worse",
+            ((100, 90), (101, 91), (100, 90)),
+            ("NotPromoted", "Worse", "LossShown"),
+        ),
+        (
+            "no good request at all is a collapse, not a division by zero",
+            ((100, 0), (100, 0), (100, 0)),
+            ("NotPromoted", "Worse", "BandCollapsed"),
+        ),
+        (
+            "an incumbent without a good request is no reference",
+            ((0, 100), (0, 100), (0, 100)),
+            ("Inconclusive", "Inconclusive", "ReferenceIsZero"),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_verdicts(
+    claim: str, pairs: tuple[tuple[float, float], ...], expected: tuple[str, str, str]
+) -> None:
+    answer = judged(*pairs)
+    verdict = answer.verdicts[0]
+    assert (answer.outcome, verdict.verdict, verdict.reason) == expected, claim
+    json.dumps(answer.plain(), allow_nan=False)
+
+
+def test_a_bench_too_noisy_is_told_with_the_gain_that_could_be_proven() -> None:
+    bar = judged((100, 130), (104, 135), (100, 130)).verdicts[0].bars[0]
+    assert bar.floor == pytest.approx(0.04)
+    assert "20.0%" in bar.message
+    assert "effort Standard" in bar.message
+
+
+def test_mode_propose_proposes() -> None:
+    answer = judged((100, 130), (101, 131), (100, 129), mode="Propose")
+    assert answer.outcome == "Proposed"
+
+
+def protected(
+    losses: tuple[float, ...], within: str | None = "3%", noise: float = 0.0
+) -> Judgement:
+    protect = {"metric": "decodeRate", "at": [1]} | ({"within": within} if within else {})
+    run = Run(spec_of(points=(1, 8), improve=AT_8, protect=[protect]))
+    for number, loss in enumerate(losses, start=1):
+        base = 60.0 * (1 + noise * (number % 2))
+        both = [("incumbent", base, 100.0), ("candidate-card", base * (1 - loss), 130.0)]
+        for arm, decode, goodput in both if number % 2 else both[::-1]:
+            run.add(arm, number, [cell(1, decode / 100, decode=decode), cell(8, goodput)])
+    return run.judge()
+
+
+@pytest.mark.parametrize(
+    ("claim", "answer", "verdict"),
+    [
+        ("each pair within it", protected((0.01, 0.02, 0.029)), "Better"),
+        ("exactly at it", protected((0.03, 0.03, 0.03)), "Better"),
+        ("one pair outside it", protected((0.01, 0.02, 0.04)), "Inconclusive"),
+        ("every pair outside it", protected((0.05, 0.06, 0.05)), "Worse"),
+        ("3 % when none is named and the bench is quiet", protected((0.02,) * 3, None), "Better"),
+        ("not 5 % when the bench is quiet", protected((0.05,) * 3, None), "Worse"),
+        ("twice the floor when the bench is noisy", protected((0.05,) * 3, None, 0.04), "Better"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_protect(claim: str, answer: Judgement, verdict: str) -> None:
+    assert answer.verdicts[0].verdict == verdict, claim
+
+
+def elsewhere(*losses: float, noise: float = 0.0) -> Judgement:
+    run = Run(spec_of(points=(4, 8), improve=AT_8))
+    pairs = []
+    for number, loss in enumerate(losses):
+        base = 50.0 * (1 + noise * (number % 2))
+        pairs.append(({4: base, 8: 100.0}, {4: base * (1 - loss), 8: 130.0}))
+    return run.pairs(pairs).judge()
+
+
+@pytest.mark.parametrize(
+    ("claim", "answer", "verdict"),
+    [
+        ("a dip in one pair is no shown loss", elsewhere(0.0, 0.08, 0.01), "Better"),
+        ("a loss in every pair is one", elsewhere(0.07, 0.08, 0.06), "Worse"),
+        (
+            "a loss inside the incumbent's spread is not",
+            elsewhere(0.07, 0.08, 0.06, noise=0.1),
+            "Better",
+        ),
+        ("a collapse in one pair is one", elsewhere(0.0, 0.6, 0.0), "Worse"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_elsewhere(claim: str, answer: Judgement, verdict: str) -> None:
+    assert answer.verdicts[0].verdict == verdict, claim
+
+
+def test_a_loss_inside_the_spread_is_watched() -> None:
+    watched = elsewhere(0.07, 0.08, 0.06, noise=0.1).watch
+    assert [(item.at, item.spread) for item in watched] == [(4, pytest.approx(0.1))]
+
+
+def test_another_bands_gain_does_not_hide_a_collapse() -> None:
+    run = Run(spec_of(points=(1, 8, 16), improve=[{"at": [16], "by": "15%"}]))
+    levels = ({1: 10.0, 8: 100.0, 16: 100.0}, {1: 40.0, 8: 40.0, 16: 400.0})
+    answer = run.pairs([levels] * 3).judge()
+    assert answer.verdicts[0].reason == "BandCollapsed"
+    assert "at 8" in answer.message
+
+
+def test_smaller_latencies_are_better_and_shares_are_of_the_latency() -> None:
+    spec = spec_of(
+        points=(8,),
+        improve=[{"metric": "tpotP50", "at": [8], "by": "20%"}],
+        protect=[{"metric": "ttftP99", "at": [8], "within": "5%"}],
+    )
+    run = Run(spec)
+    for number in (1, 2, 3):
+        for arm, tpot, ttft in (("incumbent", 20.0, 100.0), ("candidate-card", 16.0, 105.0)):
+            quantiles = {"tpotMs": {"p50": tpot}, "ttftMs": {"p99": ttft}}
+            run.add(arm, number, [cell(8, 10.0, **quantiles)])
+    bars = run.judge().verdicts[0].bars
+    assert [(bar.answer, bar.change) for bar in bars] == [
+        ("Met", pytest.approx(0.2)),
+        ("Met", pytest.approx(-0.05)),
+    ]
+
+
+def test_attainment_is_compared_by_difference() -> None:
+    spec = spec_of(points=(8,), improve=[{"metric": "attainment", "at": [8], "by": "10%"}])
+    run = Run(spec)
+    for number in (1, 2, 3):
+        for arm, good in (("incumbent", 80), ("candidate-card", 95)):
+            run.add(arm, number, [cell(8, offered=100, completed=100, good=good)])
+    bar = run.judge().verdicts[0].bars[0]
+    assert (bar.answer, bar.change) == ("Met", pytest.approx(0.15))
+
+
+def test_windows_of_one_launch_are_one_value() -> None:
+    run = Run(spec_of(points=(8,), improve=AT_8))
+    windows = [cell(8, 130.0, seed=seed) for seed in range(10)]
+    run.add("incumbent", 1, [cell(8, 100.0, seed=seed) for seed in range(10)])
+    run.add("candidate-card", 1, windows)
+    assert run.judge().verdicts[0].reason == "TooFewPairs"
