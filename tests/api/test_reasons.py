@@ -26,16 +26,15 @@ BY_KEYWORD = {
     "RolloutStep": "reason",
     "Step": "waiting",
     "Unreadable": "reason",
-    "_report": "reason",
+    "report": "reason",
 }
 BY_POSITION = {
-    "_finish": 1,
-    "_hold_or_expire": 1,
-    "_refuse": 1,
-    "_rejected": 3,
-    "_say": 1,
-    "_unreadable": 1,
     "fails": 1,
+    "finish": 1,
+    "hold_or_expire": 1,
+    "refuse": 1,
+    "rejected": 3,
+    "say": 1,
     "unknown": 1,
 }
 NEVER_OF_A_RUN = {"Decided", "AllTried"}
@@ -48,7 +47,7 @@ def said() -> Iterator[tuple[str, str]]:
         for call in ast.walk(ast.parse(path.read_text())):
             if not isinstance(call, ast.Call):
                 continue
-            name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+            name = getattr(call.func, "id", getattr(call.func, "attr", "")).lstrip("_")
             given = [k.value for k in call.keywords if k.arg == BY_KEYWORD.get(name, "")]
             position = BY_POSITION.get(name)
             if position is not None and len(call.args) > position:
