@@ -9,6 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from specschedule.sim.engine import Engine, Settings
+from specschedule.sim.worlds import WORLDS
+
 PROMPT = "Write a haiku about a queue that is never empty."
 
 
@@ -290,14 +293,16 @@ def test_steps_take_the_time_of_the_world(start) -> None:
     assert told["last_token_written"] - told["arrived"] >= 21 * 0.05
 
 
-def test_the_seed_repeats_the_launch_and_is_printed(start) -> None:
-    def factor(*argv: str) -> float:
-        with start(*argv) as process:
-            assert f"seed {process.get('/sim')[1]['seed']}" in process.log[0]
-            return float(process.get("/sim")[1]["launchFactor"])
-
-    assert factor("--seed", "3") == factor("--seed", "3")
-    assert len({factor(), factor()}) == 2
+def test_each_launch_draws_its_own_seed_and_prints_it(start) -> None:
+    seeds = set()
+    for _ in range(2):
+        with start() as process:
+            about = process.get("/sim")[1]
+            assert f"seed {about['seed']}" in process.log[0]
+            seeds.add(about["seed"])
+            again = Engine(WORLDS["demo"], Settings(), launch_seed=about["seed"])
+            assert again.launch_factor == about["launchFactor"]
+    assert len(seeds) == 2
 
 
 def test_sigterm_ends_it_at_once_and_well(start) -> None:

@@ -18,6 +18,13 @@ from specschedule.sim.server import Server
 from specschedule.sim.worlds import WORLDS
 
 
+def _list_worlds(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked:
+        for world in WORLDS.values():
+            click.echo(f"{world.name:<18}{world.source}")
+        context.exit()
+
+
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option(
     "--world",
@@ -42,6 +49,14 @@ from specschedule.sim.worlds import WORLDS
     default=Scope.SCHEDULE.value,
     show_default=True,
     help="Launches that faults concern: those with a schedule, with speculation, or all.",
+)
+@click.option(
+    "--worlds",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_list_worlds,
+    help="List the worlds with the sources of their numbers.",
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
