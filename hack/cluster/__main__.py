@@ -28,8 +28,8 @@ def _arguments() -> argparse.Namespace:
     commands.add_parser("down", help="end it and remove everything of it")
     commands.add_parser("status", help="print the health of every component; 0 when all are well")
     commands.add_parser("kubeconfig", help="print the path of the administrator's kubeconfig")
-    load = commands.add_parser("load-image", help="give the node an OCI or Docker image archive")
-    load.add_argument("archive", type=Path)
+    load = commands.add_parser("load-image", help="give the node OCI or Docker image archives")
+    load.add_argument("archives", type=Path, nargs="+", metavar="ARCHIVE")
     gpus = commands.add_parser("gpus", help="pretend that the node has this many nvidia.com/gpu")
     gpus.add_argument("count", type=int)
     log = commands.add_parser("audit", help="print the writes that the API server answered")
@@ -72,7 +72,8 @@ def _main() -> int:
             lifecycle.running(here)
             print(here.kubeconfig)
         case "load-image":
-            lifecycle.load_image(here, arguments.archive)
+            for archive in arguments.archives:
+                lifecycle.load_image(here, archive)
         case "gpus":
             lifecycle.set_gpus(here, arguments.count)
         case "audit":

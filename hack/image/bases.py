@@ -1,12 +1,8 @@
 """The images below the project's: a small Debian with Python, and Prometheus on top of it."""
 
 import hashlib
-import os
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import buildah
@@ -38,15 +34,15 @@ ENTRYPOINT ["/usr/bin/prometheus"]
 def base() -> buildah.Image:
     """The base image: this machine's own Debian release, from its own package sources."""
     image = buildah.Image(BASE, _key())
-    with image.building() as missing:
-        if missing:
-            with _folder() as folder:
-                _bootstrap(folder / "root", image.log)
+    with image.building() as held:
+        if held is not None:
+            with buildah.scratch() as folder:
+                _bootstrap(folder / "root", image.log, held)
                 host.run(
                     *("tar", "--create", "--numeric-owner", "--file", folder / "root.tar"),
                     *("--directory", folder / "root", "."),
                 )
-                image.build(folder, _BASE_FILE)
+                image.build(held, folder, _BASE_FILE)
     return image
 
 
@@ -54,11 +50,11 @@ def prometheus() -> buildah.Image:
     """Debian's Prometheus on the base image."""
     below = base()
     image = buildah.Image(PROMETHEUS, _key())
-    with image.building() as missing:
-        if missing:
-            with _folder() as folder:
+    with image.building() as held:
+        if held is not None:
+            with buildah.scratch() as folder:
                 _unpack("prometheus", folder)
-                image.build(folder, _PROMETHEUS_FILE, {"BASE": below.present()})
+                image.build(held, folder, _PROMETHEUS_FILE, {"BASE": below.present()})
     return image
 
 
@@ -67,15 +63,18 @@ def _key() -> str:
     return hashlib.sha256(Path(__file__).read_bytes() + _release().encode()).hexdigest()[:12]
 
 
-def _bootstrap(root: Path, log: Path) -> None:
+def _bootstrap(root: Path, log: Path, held: int) -> None:
     mirror = _mirror(_release())
     host.run_logged(
         [
-            *("debootstrap", "--variant=minbase", f"--include={','.join(_PACKAGES)}"),
+            # In a mount namespace of its own: a killed debootstrap leaves /proc mounted.
+            *("unshare", "--mount", "--", "debootstrap", "--variant=minbase"),
+            f"--include={','.join(_PACKAGES)}",
             *(_release(), root, mirror),
         ],
         log,
         "unpacking the base system",
+        keep_open=held,
     )
     for folder in _REMOVED:
         shutil.rmtree(root / folder, ignore_errors=True)
@@ -111,11 +110,3 @@ def _mirror(release: str) -> str:
         if suite == release:
             return site
     raise host.Failure(f"apt has no source for {release}; add one in /etc/apt")
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """A folder for one build, on the disk of the cache and not in a small /tmp."""
-    with tempfile.TemporaryDirectory(dir=host.cache_folder(), prefix="image-") as name:
-        os.chmod(name, 0o755)
-        yield Path(name)

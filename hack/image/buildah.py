@@ -1,6 +1,8 @@
 """Builds images without a container engine, as archives in the cache folder."""
 
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from pathlib import Path
 import host
 
 _KEPT = 3
+_SCRATCH = "image-"
 # An archive is read on this machine only, and soon.
 _FAST = ("--compression-format", "zstd", "--compression-level", "1")
 
@@ -48,20 +51,30 @@ class Image:
         return f"{self.name.rpartition(':')[0]}:{self.key}"
 
     @contextmanager
-    def building(self) -> Iterator[bool]:
-        """Holds the right to build this version, and says whether it is missing."""
+    def building(self) -> Iterator[int | None]:
+        """Holds the right to build, one build at a time for this machine's storage.
+
+        What a build that was killed left behind is removed first.
+
+        Yields:
+            The descriptor that holds the right, for `build`; None if this version exists.
+        """
         self._folder.mkdir(exist_ok=True)
-        with host.lock(f"image {self._folder} {self._short}"):
-            missing = not self.archive.exists()
-            if missing:
-                host.say(f"building {self.name}")
-                self.log.write_text("")
-            yield missing
-            if missing:
-                self._forget_old()
+        with host.lock(f"images {self._folder}") as held:
+            if self.archive.exists():
+                yield None
+                return
+            host.say(f"building {self.name}")
+            self.log.write_text("")
+            for stale in host.cache_folder().glob(f"{_SCRATCH}*"):
+                shutil.rmtree(stale)
+            host.run(*_buildah("rm", "--all"))
+            yield held
+            self._forget_old()
 
     def build(
         self,
+        held: int,
         context: Path,
         containerfile: str,
         arguments: Mapping[str, str] | None = None,
@@ -70,6 +83,7 @@ class Image:
         """Builds the image and writes its archive.
 
         Args:
+            held: The right to build; the build holds it on if this process is killed.
             context: The folder that the containerfile copies from.
             containerfile: The instructions.
             arguments: The build arguments.
@@ -90,12 +104,15 @@ class Image:
             _buildah(*command, "--file", instructions, "--tag", self._version, context),
             self.log,
             f"building {self.name}",
+            keep_open=held,
         )
         partial = self.archive.with_suffix(".partial")
+        partial.unlink(missing_ok=True)
         seconds += host.run_logged(
             _buildah("push", *_FAST, self._version, f"oci-archive:{partial}:{self.name}"),
             self.log,
             f"writing {self.archive}",
+            keep_open=held,
         )
         partial.rename(self.archive)
         host.say(f"built {self.name} in {seconds:.0f} s")
@@ -119,6 +136,14 @@ class Image:
             key = old.name.removeprefix(f"{self._short}-").removesuffix(".oci.tar")
             stale = Image(self.name, key)._version
             subprocess.run(_buildah("rmi", "--force", stale), capture_output=True, check=False)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for one build, on the disk of the cache and not in a small /tmp."""
+    with tempfile.TemporaryDirectory(dir=host.cache_folder(), prefix=_SCRATCH) as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def require() -> None:

@@ -38,10 +38,11 @@ def image() -> buildah.Image:
     """The operator, the load generator and the simulated engine in one image."""
     base = bases.base()
     project = buildah.Image(IMAGE, _key(base))
-    with project.building() as missing:
-        if missing:
+    with project.building() as held:
+        if held is not None:
             with _pip_volumes() as volumes:
                 project.build(
+                    held,
                     _REPOSITORY,
                     (_REPOSITORY / "Dockerfile").read_text(),
                     {"BASE": base.present()},
