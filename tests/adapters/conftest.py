@@ -1,7 +1,7 @@
 """A SpecSchedule and its serving Deployment on a live API server, in a namespace per test.
 
-Pods of these tests ask for a node that does not exist, so that no kubelet takes them and a test
-can say of them what a kubelet would.
+Pods of these tests ask for a scheduler that does not exist, so that a test can say of them what a
+scheduler and a kubelet would.
 """
 
 import time
@@ -71,7 +71,7 @@ def serving(name: str = "chat", *arguments: str) -> dict[str, Any]:
             "template": {
                 "metadata": {"labels": labels},
                 "spec": {
-                    "nodeSelector": {"specschedule.dev/test": "nowhere"},
+                    "schedulerName": "nobody",
                     "containers": [
                         {
                             "name": "server",
@@ -121,7 +121,11 @@ class Place:
         self.metrics = Counters()
         self.api = Counting(api_client)
         self.world = KubernetesWorld(
-            metrics=self.metrics, image="specschedule:test", api=self.api, clock=lambda: NOW
+            metrics=self.metrics,
+            image="specschedule:test",
+            image_pull_policy="Never",
+            api=self.api,
+            clock=lambda: NOW,
         )
         self.key = Key(namespace, "chat")
 
@@ -206,7 +210,7 @@ class Place:
             "kind": "Pod",
             "metadata": {"name": name, **metadata},
             "spec": {
-                "nodeSelector": {"specschedule.dev/test": "nowhere"},
+                "schedulerName": "nobody",
                 "containers": [{"name": "c", "image": "example.test/x:1"}],
             },
         }
