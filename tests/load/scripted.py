@@ -4,7 +4,9 @@ import asyncio
 import json
 import secrets
 import ssl
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -149,3 +151,25 @@ class Scripted:
             await write(piece("".join(words)))
         await write({"choices": [], "usage": usage()})
         await write("[DONE]")
+
+
+@contextmanager
+def serving(server: Scripted) -> Iterator[Scripted]:
+    """Run a server in a thread of its own, for clients in other processes."""
+    ready, over = threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def run() -> None:
+        async with server:
+            ready.set()
+            await over.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(run()))
+    thread.start()
+    ready.wait()
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join()
+        loop.close()

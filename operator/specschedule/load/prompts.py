@@ -178,12 +178,12 @@ class Source:
 
     @property
     def repeats_after(self) -> int | None:
-        """Number of different requests in the Warm regime; None where none is repeated."""
+        """Requests after which Warm has sent every prompt once; None where none is repeated."""
         if self._visit.prefix_cache != "Warm":
             return None
         if self._lines is None:
             return WARM_PROMPTS
-        return sum(len(prompts) for _, prompts in self._lines)
+        return len(self._lines) * max(len(prompts) for _, prompts in self._lines)
 
     def _arrange(self, pool: Pool) -> list[tuple[str, list[Text]]]:
         """Shuffle each category by the seed."""

@@ -1,0 +1,253 @@
+"""``specschedule load`` as people and Jobs run it, against the simulated engine."""
+
+import gzip
+import json
+import os
+import re
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.load.scripted import Scripted, serving
+from tests.load.test_visit import free_port
+
+COMMAND = [sys.executable, "-m", "specschedule.cli.main"]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A simulated engine with K=3 on a port of loopback."""
+    port = free_port()
+    speculative = {"method": "eagle3", "model": "draft", "num_speculative_tokens": 3}
+    log = (tmp_path_factory.mktemp("engine") / "log").open("w")
+    with subprocess.Popen(
+        [
+            *(*COMMAND, "sim", "--world", "demo", "--seed", "1", "--boot", "100ms"),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--speculative-config", json.dumps(speculative)),
+        ],
+        stdout=log,
+        stderr=log,
+    ) as process:
+        url = f"http://127.0.0.1:{port}"
+        while process.poll() is None:
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield url
+        process.terminate()
+    log.close()
+
+
+def load(
+    *arguments: str, environment: dict[str, str] | None = None, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, "load", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        input=stdin,
+        env=os.environ | (environment or {}),
+        check=False,
+    )
+
+
+def plan(url: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "run": os.urandom(4).hex(),
+        "arm": "incumbent",
+        "launch": 3,
+        "round": 2,
+        "url": url,
+        "windows": [
+            {"cell": "r2-hold4-s0", "profile": {"kind": "hold", "concurrency": 4}, "tokens": 3}
+        ],
+        "slo": {"ttft": "2s", "tpot": "200ms"},
+        "promptTokens": 32,
+        "outputTokens": 24,
+        "scrapes": 0,
+        "maxSendLag": "5s",
+        "warmUpTimeout": "12s",
+    } | changes
+
+
+def test_by_hand_it_prints_cells_and_writes_records(engine: str, tmp_path: Path) -> None:
+    out = tmp_path / "records.jsonl.gz"
+    profile = "windows:\n- {kind: hold, concurrency: 2}\noutputTokens: 24\nmaxSendLag: 5s\n"
+    profile += "warmUpTimeout: 12s\n"
+    result = load(
+        *("--url", engine, "--profile", "-", "--slo", "ttft=2s,tpot=200ms", "--out", str(out)),
+        stdin=profile,
+    )
+    assert result.returncode == 0, result.stderr
+    (cell,) = map(json.loads, result.stdout.splitlines())
+    assert cell["profile"] == {"kind": "hold", "concurrency": 2}
+    assert cell["offered"] == cell["completed"] == cell["good"] >= 20
+    assert "void" not in cell
+    lines = [json.loads(line) for line in gzip.decompress(out.read_bytes()).splitlines()]
+    counted = [line for line in lines if line["counted"]]
+    assert len(counted) == cell["offered"]
+    assert all(line["outputTokens"] == 24 for line in counted)
+    # A drafter's tokens come several to a chunk.
+    assert all(len(line["chunks"]) < 24 for line in counted)
+
+
+def test_as_a_job_its_counters_equal_its_cells_and_the_engines(engine: str) -> None:
+    port = free_port()
+    seen: list[str] = []
+    stop = threading.Event()
+
+    def scrape() -> None:
+        while not stop.wait(0.3):
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+                    seen.append(page.read().decode())
+            except OSError:
+                pass
+
+    scraper = threading.Thread(target=scrape)
+    scraper.start()
+    try:
+        result = load(
+            environment={
+                "SPECSCHEDULE_VISIT": json.dumps(plan(engine, scrapes=2)),
+                "SPECSCHEDULE_METRICS_PORT": str(port),
+            }
+        )
+    finally:
+        stop.set()
+        scraper.join()
+    assert result.returncode == 0, result.stderr
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [event["event"] for event in events] == ["warmed", "cell", "ended"]
+    cell = events[1]["cell"]
+    assert (cell["arm"], cell["launch"], cell["round"], cell["tokens"]) == ("incumbent", 3, 2, 3)
+    counters = dict(re.findall(r'requests_total{.*outcome="(\w+)".*} (\S+)', seen[-1]))
+    assert counters == {"good": f"{cell['good']}.0", "slow": "0.0", "failed": "0.0"}
+    assert len(events[2]["scrapedAt"]) >= 2
+    # The engine's own account of the window: all K tokens drafted, as many tokens as we saw, up
+    # to the few steps between its reading and ours.
+    assert cell["draftTokens"] == 3 * cell["drafts"]
+    assert 0 < cell["acceptedTokens"] < cell["draftTokens"]
+    assert cell["engineOutputTokens"] == pytest.approx(cell["outputTokens"], rel=0.15)
+    assert cell["prefixCache"]["hits"] == 0
+    assert cell["batchSizeMean"] == pytest.approx(4, abs=0.8)
+
+
+def test_a_second_visit_with_the_same_prompts_is_found_out_by_the_cache(engine: str) -> None:
+    again = json.dumps(plan(engine, run="twice"))
+    first, second = (load("--visit", "-", stdin=again) for _ in range(2))
+    cells = [json.loads(run.stdout.splitlines()[1])["cell"] for run in (first, second)]
+    assert "void" not in cells[0]
+    assert "load.prefixCache Unique does not hold" in cells[1]["void"]
+
+
+def test_sigterm_ends_it_without_a_cell_for_the_open_window(engine: str) -> None:
+    visit = plan(engine)
+    visit["windows"][0]["requests"] = 5000
+    with subprocess.Popen(
+        [*COMMAND, "load"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"SPECSCHEDULE_VISIT": json.dumps(visit)} | port_variable(),
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"] == "warmed"
+        process.send_signal(signal.SIGTERM)
+        rest, words = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert rest == ""
+    assert "Traceback" not in words
+
+
+def port_variable() -> dict[str, str]:
+    return {"SPECSCHEDULE_METRICS_PORT": str(free_port())}
+
+
+def test_a_job_whose_prompts_are_missing_says_so_as_an_event(engine: str) -> None:
+    result = load(
+        environment={
+            "SPECSCHEDULE_VISIT": json.dumps(plan(engine)),
+            "SPECSCHEDULE_PROMPTS": "/nowhere",
+        }
+        | port_variable()
+    )
+    assert result.returncode == 1
+    event = json.loads(result.stdout)
+    assert (event["event"], event["reason"]) == ("failed", "PromptsMissing")
+
+
+@pytest.mark.parametrize(
+    ("claim", "arguments", "stdin", "words"),
+    [
+        ("nothing given", [], "", "needs --url, --profile and --slo"),
+        ("no such profile", ["--profile", "/nowhere.yaml"], "", "/nowhere.yaml"),
+        ("a profile of no kind", ["--profile", "-"], "{concurrency: 3}", "window 1"),
+        ("an unknown kind", ["--profile", "-"], "{kind: spiral}", "windows.0.profile.kind"),
+        ("an unknown setting", ["--profile", "-"], "{windows: [], speed: 3}", "speed"),
+        ("a limit without unit", ["--slo", "ttft=500x"], "{kind: hold}", "500x"),
+        ("limits of another form", ["--slo", "fast"], "{kind: hold}", "ttft=500ms,tpot=40ms"),
+        ("no prompts there", ["--prompts", "/nowhere"], "{kind: hold}", "/nowhere"),
+        ("no folder for records", ["--out", "/nowhere/r.jsonl"], "{kind: hold}", "/nowhere"),
+        ("a visit that is none", ["--visit", "-"], "{}", "run: Field required"),
+    ],
+)
+def test_bad_input_gets_one_clear_line_and_status_2(
+    claim: str, arguments: list[str], stdin: str, words: str
+) -> None:
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    if arguments and "--visit" not in given:
+        given = {"--url": "http://127.0.0.1:9", "--profile": "-", "--slo": "ttft=1s"} | given
+    result = load(*[part for pair in given.items() for part in pair], stdin=stdin)
+    assert result.returncode == 2, claim
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stdout == ""
+
+
+def test_an_unreachable_server_fails_the_visit(tmp_path: Path) -> None:
+    result = load(
+        "--visit", "-", stdin=json.dumps(plan("http://127.0.0.1:9")), environment=port_variable()
+    )
+    assert result.returncode == 1
+    event = json.loads(result.stdout)
+    assert (event["event"], event["reason"]) == ("failed", "ServerUnreachable")
+    assert "127.0.0.1:9" in event["message"]
+
+
+def test_a_certificate_that_is_not_trusted_is_refused_and_a_trusted_one_is_not(
+    tmp_path: Path,
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"),
+            *("-keyout", str(key), "-out", str(certificate), "-subj", "/CN=127.0.0.1"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with serving(Scripted(tls=context)) as server:
+        visit = json.dumps(plan(server.url, outputTokens=4))
+        trusted = {"SSL_CERT_FILE": str(certificate)}
+        well = load("--visit", "-", stdin=visit, environment=port_variable() | trusted)
+        refused = load("--visit", "-", stdin=visit, environment=port_variable())
+    assert well.returncode == 0, well.stdout
+    assert refused.returncode == 1
+    assert "certificate" in json.loads(refused.stdout)["message"]
