@@ -56,11 +56,11 @@ def test_without_speculation_there_are_no_draft_counters() -> None:
 
 
 def test_tokens_are_left_out_where_they_vary() -> None:
-    edge = Arm("edge", 5, [[1, 8, 5], [9, 16, 1]])
-    assert simulate_hold(DEMO, edge, concurrency=9).tokens == 1
-    # A token budget below the prompts leaves requests in flight that are not scheduled.
-    narrow = dataclasses.replace(DEMO, max_num_batched_tokens=64)
-    assert simulate_hold(narrow, edge, concurrency=9).tokens is None
+    rows = [[1, 512, 1, 256, 1], [1, 512, 257, 8192, 3]]
+    arm, world = Arm("by-context", 3, rows), WORLDS["context-axis"]
+    for prompt, tokens in ((100, 1), (240, None)):
+        load = Load(prompt_tokens=prompt, output_tokens=64)
+        assert simulate_hold(world, arm, concurrency=1, load=load).tokens == tokens
 
 
 def test_good_counts_the_requests_that_meet_every_limit() -> None:

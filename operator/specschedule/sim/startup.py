@@ -3,6 +3,7 @@
 The texts are vLLM's messages; people and gates match on them, never on file or line.
 """
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -89,6 +90,8 @@ def after_load(launch: Launch) -> Iterator[Said]:
             f"attention backend {BACKEND} (support: AttentionCGSupport.UNIFORM_SINGLE_TOKEN_"
             "DECODE); setting cudagraph_mode=PIECEWISE",
         )
+    if not launch.eager:
+        yield from _compile_cache(launch)
     if launch.hits(Fault.OOM):
         yield _died(
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a "
@@ -183,9 +186,42 @@ def _banner(launch: Launch) -> str:
     mode = tuple(code) if isinstance(code, list) else code
     return (
         f"model='{launch.model}', speculative_config={speculative}, tokenizer='{launch.model}', "
-        f"max_seq_len={launch.max_model_len}, data_parallel_size={launch.data_parallel_size}, "
-        f"enforce_eager={launch.eager}, enable_prefix_caching={launch.settings.prefix_caching}, "
-        f"compilation_config={{'cudagraph_mode': <CUDAGraphMode.{launch.graphs_config}: {mode}>}}"
+        f"revision=None, max_seq_len={launch.max_model_len}, "
+        f"data_parallel_size={launch.data_parallel_size}, quantization=None, "
+        f"enforce_eager={launch.eager}, device_config=cuda, "
+        f"enable_prefix_caching={launch.settings.prefix_caching}, "
+        f"compilation_config={{'cudagraph_mode': <CUDAGraphMode.{launch.graphs_config}: {mode}>, "
+        f"'cudagraph_capture_sizes': {captured_sizes(launch)}}}"
+    )
+
+
+def captured_sizes(launch: Launch) -> list[int]:
+    """Return the graph sizes that vLLM captures by default, in tokens."""
+    if launch.graphs_config == "NONE":
+        return []
+    per_request = 1 + launch.settings.max_tokens
+    largest = min(2 * launch.settings.max_num_seqs * per_request, 512)
+    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+    return [size for size in sizes if size <= largest]
+
+
+def _compile_cache(launch: Launch) -> Iterator[Said]:
+    """Yield that the compile cache was warm; as in vLLM, its key ignores the schedule."""
+    key = f"{launch.model} {launch.speculative is not None} {launch.max_model_len}"
+    name = hashlib.sha256(key.encode()).hexdigest()[:10]
+    yield Said(
+        "Worker",
+        "INFO",
+        "backends.py:870",
+        f"Using cache directory: /cache/vllm/torch_compile_cache/{name}/rank_0_0/backbone for "
+        "vLLM's torch.compile",
+    )
+    yield Said(
+        "Worker",
+        "INFO",
+        "backends.py:211",
+        "Directly load the compiled graph(s) for compile range "
+        f"(1, {launch.settings.max_num_batched_tokens}) from the cache, took 0.412 s",
     )
 
 
@@ -223,7 +259,10 @@ def server_info(launch: Launch) -> dict[str, Any]:
                 "scheduler_cls": launch.scheduler_cls,
             },
             "speculative_config": speculative,
-            "compilation_config": {"cudagraph_mode": GRAPH_CODES[launch.graphs_config]},
+            "compilation_config": {
+                "cudagraph_mode": GRAPH_CODES[launch.graphs_config],
+                "cudagraph_capture_sizes": captured_sizes(launch),
+            },
         },
         "vllm_env": {k: v for k, v in environment.items() if "KEY" not in k},
         "system_env": {"cuda_runtime_version": None, "torch_version": None},

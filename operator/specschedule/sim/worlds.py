@@ -35,7 +35,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Collapse:
-    """Steps of the dynamic path at 0 tokens that are slower by a factor drawn per launch, from 1."""
+    """A factor of at least 1, drawn per launch, on steps of the dynamic path at 0 tokens."""
 
     median: float
     sigma: float
