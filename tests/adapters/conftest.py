@@ -22,7 +22,8 @@ from specschedule.ports import Key
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP, VERSION = "specschedule.dev", "v1alpha1"
-NOW = 1_795_000_000.0
+NOW = 1_800_000_000.0
+"""Later than anything that these tests create."""
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:

@@ -62,9 +62,9 @@ def test_a_trial_is_created_once_however_often_it_is_asked_for(place: Place) -> 
     assert [each.spec for each in place.observe().trials] == [place.plan()]
 
 
-def test_a_trial_of_that_name_with_another_plan_is_a_conflict(place: Place) -> None:
+def test_a_trial_of_that_name_with_another_plan_is_refused(place: Place) -> None:
     create(place)
-    with pytest.raises(Conflict, match="another plan"):
+    with pytest.raises(Refused, match="another plan: delete it"):
         create(place, position=2)
 
 
@@ -132,6 +132,24 @@ def write_target(place: Place, action: Callable[[str], Action]) -> None:
                 raise
 
 
+def test_arguments_that_come_from_a_config_map_are_read_and_kept(empty: Place) -> None:
+    data = {"seqs": "24", "spec": '{"method": "ngram", "num_speculative_tokens": 3}'}
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "engine"}}
+    empty.apply({**body, "data": data})
+    deployment = serving()
+    server(deployment)["args"] = ["--max-num-seqs", "$(SEQS)", "--speculative-config", "$(SPEC)"]
+    server(deployment)["env"] = [
+        {"name": name, "valueFrom": {"configMapKeyRef": {"name": "engine", "key": name.lower()}}}
+        for name in ("SEQS", "SPEC")
+    ]
+    empty.apply(deployment)
+    empty.apply(wanted())
+    facts = empty.target().server
+    assert (facts.max_num_seqs, facts.speculative["method"]) == (24, "ngram")
+    (container,) = launch(empty, speculative=None)["spec"]["containers"]
+    assert container["args"] == ["--max-num-seqs", "$(SEQS)"]
+
+
 def another_image(deployment: dict[str, Any]) -> None:
     server(deployment)["image"] = "example.test/vllm:0.33.0"
 
@@ -195,6 +213,32 @@ def test_a_quota_is_quoted(place: Place) -> None:
     until(lambda: bool(quota("no-pods", place.namespace).status.hard))
     with pytest.raises(Refused, match="exceeded quota: no-pods"):
         launch(place)
+
+
+def test_a_quota_that_stops_a_load_job_is_quoted_though_only_an_event_says_so(
+    place: Place,
+) -> None:
+    launch(place)
+    place.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "one-pod"},
+            "spec": {"hard": {"pods": "1"}},
+        }
+    )
+    quota = place.core.read_namespaced_resource_quota
+    until(lambda: bool(quota("one-pod", place.namespace).status.hard))
+    visit = place.plan().visit.model_copy(update={"url": "http://10.0.0.7:8000"})
+    perform(place, StartVisit(trial=TRIAL, visit=visit))
+
+    def said() -> str:
+        seen = place.observe().trials[0].visit
+        assert seen is not None
+        assert seen.phase == "Running"
+        return seen.message
+
+    until(lambda: "exceeded quota: one-pod" in said())
 
 
 def test_a_visit_is_a_job_and_stopping_it_takes_only_it(place: Place) -> None:

@@ -189,6 +189,41 @@ def test_no_free_node_is_said_in_the_schedulers_words(place: Place) -> None:
     assert seen.message == words
 
 
+def test_what_only_an_event_says_is_said_once_a_pod_is_slow(place: Place) -> None:
+    launch(place)
+    scheduled = {"type": "PodScheduled", "status": "True"}
+    place.pod_status(TRIAL, {"conditions": [scheduled]})
+    assert pod(place).message == "its containers are being made"
+    uid = place.get("pods", TRIAL)["metadata"]["uid"]
+    words = 'Multi-Attach error for volume "models": already used by pod(s) chat-1'
+    event = {
+        "metadata": {"name": "slow"},
+        "involvedObject": {"uid": uid, "kind": "Pod", "namespace": place.namespace},
+        "type": "Warning",
+        "reason": "FailedAttachVolume",
+        "message": words,
+        "lastTimestamp": STARTED,
+    }
+    place.core.create_namespaced_event(place.namespace, event)
+    assert pod(place).message == f"FailedAttachVolume: {words}"
+
+
+def test_a_trial_that_cannot_be_read_is_no_evidence(place: Place) -> None:
+    place.world.perform(place.key, CreateTrial(name=TRIAL, spec=place.plan()))
+    nameless = {
+        "cell": "",
+        "arm": "none",
+        "launch": 1,
+        "profile": {"kind": "hold"},
+        "windowSeconds": 1,
+        "offered": 1,
+        "completed": 1,
+    }
+    written = {"status": {"cells": [nameless]}}
+    place.api.patch("spectrials", place.namespace, TRIAL, written, subresource="status")
+    assert place.observe().trials == []
+
+
 def test_pods_of_others_are_not_taken_for_ours(place: Place) -> None:
     place.world.perform(place.key, CreateTrial(name=TRIAL, spec=place.plan()))
     labels = place.get("spectrials", TRIAL)["metadata"]["labels"]

@@ -162,7 +162,7 @@ class Actor:
                 f"{what} exists and is not ours: rename or delete it, this run needs the name"
             )
         if resource == "spectrials" and found["spec"] != body["spec"]:
-            raise Conflict(f"{what} exists with another plan")
+            raise Refused(f"{what} exists with another plan: delete it")
 
     def _create_trial(self, key: Key, name: str, spec: TrialSpec) -> None:
         schedule, _ = self._schedule(key)

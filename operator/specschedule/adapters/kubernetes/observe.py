@@ -1,6 +1,7 @@
 """Gathers the facts of one SpecSchedule: one list per kind, whatever the number of launches."""
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -30,8 +31,12 @@ from specschedule.vllm_facts.receipt import read_receipt
 from specschedule.vllm_facts.target import pod_gpus, target_facts
 from specschedule.wire import jobs, names, pods
 
+log = logging.getLogger(__name__)
+
 _LOG_HEAD_BYTES = 1 << 20
 _LAST_LINES = 400
+_SLOW_SECONDS = 10.0
+"""A pod that is not there or not begun after this long has a reason that its status lacks."""
 _RECEIPTS_KEPT = 256
 """A receipt is kept only until it is recorded; a lost one is read again."""
 _GPU_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "gpu.intel.com/product")
@@ -162,7 +167,8 @@ class Observer:
             for trial in trials
             if names.controlled_by(trial, uid)
         ]
-        return sorted(facts, key=lambda each: (each.spec.launch, each.spec.attempt))
+        readable = [each for each in facts if each is not None]
+        return sorted(readable, key=lambda each: (each.spec.launch, each.spec.attempt))
 
     def _trial(
         self,
@@ -170,16 +176,17 @@ class Observer:
         pods_by_owner: Mapping[str, list[Object]],
         jobs_by_owner: Mapping[str, list[Object]],
         url: str | None,
-    ) -> TrialFacts:
-        name, uid = trial["metadata"]["name"], trial["metadata"]["uid"]
+    ) -> TrialFacts | None:
+        metadata = trial["metadata"]
+        name, uid = metadata["name"], metadata["uid"]
         try:
             spec = TrialSpec.model_validate(trial["spec"])
             status = TrialStatus.model_validate(trial.get("status") or {})
         except ValidationError as error:
-            raise Unavailable(
-                f"SpecTrial {trial['metadata']['namespace']}/{name}: {first_fault(error)}; it was "
-                "written by another version or by hand: delete it"
-            ) from error
+            # No evidence can be read from it, and none is: a run that needs the name says so.
+            fault = first_fault(error)
+            log.warning("SpecTrial %s/%s is unreadable: %s", metadata["namespace"], name, fault)
+            return None
         pod = next(iter(pods_by_owner.get(uid, [])), None)
         visit = self._visit(jobs_by_owner.get(uid, []), pods_by_owner)
         return TrialFacts(
@@ -196,9 +203,11 @@ class Observer:
         over = status.ended_at is not None
         last_line = None
         if pods.server_ended(pod) and not over:
-            log = self._log(pod, container, tail_lines=_LAST_LINES)
-            last_line = last_words(log or "", pods.exit_code(pod))
+            said = self._log(pod, container, tail_lines=_LAST_LINES)
+            last_line = last_words(said or "", pods.exit_code(pod))
         seen = pods.pod_facts(pod, was_ready=status.ready_at is not None, last_line=last_line)
+        if seen.phase == "Pending" and seen.reason is None and self._slow(seen.created_at):
+            seen = seen.model_copy(update={"message": self._warning(pod) or seen.message})
         if seen.phase == "Ready" and not over and status.receipt == Receipt():
             receipt = self._receipt(pod, container)
             seen = seen.model_copy(update={"receipt": receipt})
@@ -255,8 +264,11 @@ class Observer:
             return None
         job = max(present, key=lambda each: int(each["metadata"]["labels"][names.VISIT]))
         pod = next(iter(pods_by_owner.get(job["metadata"]["uid"], [])), None)
-        log = self._log(pod, "load") if pod is not None else None
-        return jobs.visit_facts(job, pod, log)
+        said = self._log(pod, "load") if pod is not None else None
+        seen = jobs.visit_facts(job, pod, said)
+        if seen.phase == "Running" and pod is None and self._slow(seen.created_at):
+            seen = seen.model_copy(update={"message": self._warning(job) or seen.message})
+        return seen
 
     def _scraped(
         self, spec: TrialSpec, status: TrialStatus, visit: VisitFacts | None, url: str | None
@@ -274,6 +286,20 @@ class Observer:
             visit=status.visits,
             at=ended.scraped_at[-1] if ended.scraped_at else self._clock(),
         )
+
+    def _slow(self, created_at: float) -> bool:
+        return self._clock() - created_at > _SLOW_SECONDS
+
+    def _warning(self, about: Object) -> str | None:
+        """Return the last warning about an object: volumes and quotas are told nowhere else."""
+        metadata = about["metadata"]
+        fields = f"involvedObject.uid={metadata['uid']},type=Warning"
+        try:
+            warnings = self._api.list("events", metadata["namespace"], fields=fields)
+        except Unavailable:  # What may not be read only says less.
+            return None
+        latest = max(warnings, key=_said_at, default=None)
+        return f"{latest['reason']}: {latest['message']}" if latest else None
 
     def _log(self, pod: Object, container: str, **options: int) -> str | None:
         metadata = pod["metadata"]
@@ -350,6 +376,11 @@ def _done(schedule: Object) -> bool:
 
 def _age(schedule: Object) -> tuple[str, str]:
     return schedule["metadata"]["creationTimestamp"], schedule["metadata"]["name"]
+
+
+def _said_at(event: Object) -> str:
+    said = event.get("lastTimestamp") or event.get("eventTime") or ""
+    return str(said)
 
 
 def _lost(status: TrialStatus) -> PodFacts | None:
