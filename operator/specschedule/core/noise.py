@@ -8,7 +8,7 @@ from math import expm1, isfinite, sqrt
 import numpy as np
 
 from specschedule.core import eprocess
-from specschedule.core.compare import INCUMBENT, TWIN, Evidence, Place
+from specschedule.core.compare import INCUMBENT, TWIN, Evidence, Place, to_effect
 from specschedule.core.evidence import Cell, Launch
 from specschedule.core.values import Value
 
@@ -141,16 +141,16 @@ def _tokens(cells: Collection[Cell]) -> int | None:
 def suspect(evidence: Evidence) -> Suspect | None:
     """Return what disturbs the bench, when A/A comparisons show an effect that cannot be real.
 
-    Asks of whole arms (mean over the load points): does the twin differ from the incumbent, does
-    the place in the pair decide, do relaunches of one arm move one way.
+    Asks of whole arms (mean over the load points): does the twin differ from the incumbent, and
+    does the order of launches decide. An effect below half of minEffect disturbs nothing.
     """
-    return _twin_differs(evidence) or _order_decides(evidence) or _level_drifts(evidence)
+    return _twin_differs(evidence) or _order_decides(evidence)
 
 
 def _twin_differs(evidence: Evidence) -> Suspect | None:
     pairs = evidence.pairs(TWIN)
     differences = _over(evidence, [(pair.arm, pair.reference) for pair in pairs])
-    if not _shown(differences, eprocess.E_NEEDED):
+    if not _shown(evidence, differences, eprocess.E_NEEDED):
         return None
     sides = [{(x.receipt.node, x.receipt.gpu) for x in evidence.of(arm)} for arm in REFERENCE_ARMS]
     name = "launch"
@@ -166,37 +166,30 @@ def _twin_differs(evidence: Evidence) -> Suspect | None:
 
 
 def _order_decides(evidence: Evidence) -> Suspect | None:
-    """Ask whether the second launch of a pair differs from the first, whichever arm it is.
+    """Ask whether later launches differ from earlier ones, whichever arm they are.
 
-    The mean over two pairs in opposite orders holds the effect of the order and not the arm's.
+    Within pairs: the mean over two pairs in opposite orders holds the effect of the order and
+    not the arm's. Between pairs: neighbouring relaunches of one arm. Drift moves both the same
+    way; a bench whose second launch suffers jumps back before the next pair.
     """
+    neighbours = [(b, a) for a, b in pairwise(evidence.counted) if a.arm == b.arm]
+    between = _over(evidence, neighbours)
     for candidate in evidence.spec.candidates:
-        pairs = evidence.pairs(f"candidate-{candidate.name}")
         seconds: dict[bool, list[float]] = {True: [], False: []}
-        for pair in pairs:
+        for pair in evidence.pairs(f"candidate-{candidate.name}"):
             order = (pair.arm, pair.reference)
             first, second = order if pair.arm_first else order[::-1]
             seconds[pair.arm_first].extend(_over(evidence, [(second, first)]))
-        blocks = [(a + b) / 2 for a, b in zip(seconds[True], seconds[False], strict=False)]
-        if _shown(blocks, 2 * eprocess.E_NEEDED):
-            return Suspect(
-                name="order",
-                message=f"the second launch of a pair differs from the first by "
-                f"{_mean_share(blocks)}, whichever arm it is ({len(blocks)} times two pairs)",
-            )
+        within = [(a + b) / 2 for a, b in zip(seconds[True], seconds[False], strict=False)]
+        for differences in (within, between):
+            if _shown(evidence, differences, 2 * eprocess.E_NEEDED):
+                return Suspect(
+                    name="drift" if sum(within) * sum(between) > 0 else "order",
+                    message=f"the later of two launches differs from the earlier by "
+                    f"{_mean_share(differences)}, whichever arm they are "
+                    f"({len(differences)} comparisons)",
+                )
     return None
-
-
-def _level_drifts(evidence: Evidence) -> Suspect | None:
-    neighbours = [(b, a) for a, b in pairwise(evidence.counted) if a.arm == b.arm]
-    differences = _over(evidence, neighbours)
-    if not _shown(differences, 2 * eprocess.E_NEEDED):
-        return None
-    return Suspect(
-        name="drift",
-        message=f"a relaunch of the same arm differs from the launch before by "
-        f"{_mean_share(differences)}, always the same way ({len(differences)} relaunches)",
-    )
 
 
 def _mean_share(differences: Sequence[float]) -> str:
@@ -208,9 +201,13 @@ def _over(evidence: Evidence, launches: Sequence[tuple[Launch, Launch]]) -> list
     return [value for value in found if value is not None and isfinite(value)]
 
 
-def _shown(differences: Sequence[float], needed: float) -> bool:
-    """Say whether differences lie on one side of zero; bets are scaled by their sizes alone."""
-    if not differences:
+def _shown(evidence: Evidence, differences: Sequence[float], needed: float) -> bool:
+    """Say whether differences lie on one side of zero, by enough to matter.
+
+    The bets are scaled by the sizes of the differences alone, never by their signs.
+    """
+    least = to_effect(evidence.rate, evidence.spec.bar.min_effect) / 2
+    if not differences or abs(sum(differences) / len(differences)) < least:
         return False
     scale = float(np.median(np.abs(differences)))
     return any(

@@ -1,0 +1,187 @@
+"""Controls that are simpler and better win; the tax is taken apart by band."""
+
+import pytest
+
+from specschedule.core.judge import Judgement
+
+from .recorded import Run, cell, spec_of
+
+AT_8 = [{"metric": "goodput", "at": [8], "by": "15%"}]
+EAGLE = {"method": "eagle3", "model": "org/drafter", "num_speculative_tokens": 5}
+
+
+def with_controls(
+    controls: dict[str, dict[int, float]], candidate: tuple[float, float] = (100.0, 130.0)
+) -> Judgement:
+    """Incumbent 100 at both points, the candidate as given, each control launched once."""
+    run = Run(spec_of(points=(1, 8), improve=AT_8))
+    for number in (1, 2, 3):
+        jitter = 1 + 0.005 * (number % 2)
+        order = [
+            ("incumbent", {1: 100.0, 8: 100.0}),
+            ("candidate-card", {1: candidate[0], 8: candidate[1]}),
+        ]
+        for arm, levels in order if number % 2 else order[::-1]:
+            run.add(arm, number, [cell(at, level * jitter) for at, level in levels.items()])
+    for arm, levels in controls.items():
+        run.add(arm, 3, [cell(at, level) for at, level in levels.items()])
+    return run.judge(speculative=EAGLE)
+
+
+def test_a_control_that_is_better_over_the_points_wins() -> None:
+    answer = with_controls({"none": {1: 100.0, 8: 160.0}, "static-1": {1: 90.0, 8: 100.0}})
+    assert (answer.outcome, answer.reason) == ("NotPromoted", "ControlBeatsCandidate")
+    assert answer.recommendation.startswith("none: remove --speculative-config")
+    none, static = answer.verdicts[0].controls
+    assert (none.arm, none.beats, none.count, none.low) == ("none", True, 1, None)
+    assert none.change == pytest.approx((160 / 130 / 1.005**2) ** 0.5 - 1, abs=1e-3)
+    assert not static.beats
+
+
+def test_a_static_control_is_recommended_with_its_whole_argument() -> None:
+    answer = with_controls({"static-2": {1: 140.0, 8: 140.0}})
+    assert answer.recommendation.startswith(
+        "static-2: --speculative-config '"
+        '{"method": "eagle3", "model": "org/drafter", "num_speculative_tokens": 2}\''
+    )
+
+
+def test_the_best_of_several_controls_is_named() -> None:
+    answer = with_controls({"none": {1: 120.0, 8: 150.0}, "static-2": {1: 140.0, 8: 160.0}})
+    assert answer.recommendation.startswith("static-2:")
+
+
+@pytest.mark.parametrize(
+    ("claim", "controls"),
+    [
+        ("a control better at one point but worse over all", {"none": {1: 50.0, 8: 150.0}}),
+        ("a control ahead by less than the noise floor", {"none": {1: 100.7, 8: 130.9}}),
+        ("no control was measured", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_better_candidate_stands_against(
+    claim: str, controls: dict[str, dict[int, float]]
+) -> None:
+    answer = with_controls(controls)
+    assert (answer.outcome, answer.recommendation) == ("Promoted", ""), claim
+
+
+def test_that_none_was_not_measured_is_said() -> None:
+    assert "NoneNotMeasured" in {note.reason for note in with_controls({}).notes}
+
+
+def test_a_control_worse_than_what_serves_is_not_recommended() -> None:
+    answer = with_controls({"none": {1: 80.0, 8: 80.0}}, candidate=(70.0, 70.0))
+    assert answer.verdicts[0].verdict == "Worse"
+    assert answer.verdicts[0].controls[0].beats
+    assert answer.recommendation == ""
+
+
+def test_a_worse_candidate_still_leaves_the_recommendation_of_a_better_control() -> None:
+    answer = with_controls({"none": {1: 120.0, 8: 120.0}}, candidate=(70.0, 70.0))
+    assert answer.verdicts[0].verdict == "Worse"
+    assert answer.recommendation.startswith("none:")
+
+
+def test_a_control_beats_a_candidate_without_a_good_request() -> None:
+    answer = with_controls({"none": {1: 120.0, 8: 120.0}}, candidate=(0.0, 0.0))
+    assert answer.recommendation.startswith("none:")
+    assert answer.verdicts[0].controls[0].change is None
+
+
+def taxed() -> Judgement:
+    spec = spec_of(
+        schedule=((1, 4, 3), (5, 64, 0)),
+        points=(4, 8),
+        improve=[{"at": [8], "by": "5%"}],
+        experiment={"effort": "Standard"},
+    )
+    run = Run(spec)
+    for number in (1, 2):
+        scale = 1 + 0.01 * number
+        for arm, at_4, at_8 in (
+            ("incumbent", 50.0, 80.0),
+            ("candidate-card", 45.0, 90.0),
+            ("none", 40.0, 100.0),
+            ("static-3", 50.0, 80.0),
+            ("constant-3", 45.0, 76.0),
+            ("zero", 36.0, 92.0),
+        ):
+            tokens = {"none": (0, 0), "candidate-card": (3, 0), "zero": (0, 0)}.get(arm, (3, 3))
+            cells = [
+                cell(4, at_4 * scale, tokens=tokens[0]),
+                cell(8, at_8 * scale, tokens=tokens[1]),
+            ]
+            if arm == "candidate-card":
+                for number_of_pass, level in ((1, 30.0), (2, 60.0)):
+                    profile = {
+                        "kind": "crossing",
+                        "low": 4,
+                        "high": 8,
+                        "boundary": 4,
+                        "periodSeconds": 5,
+                        "pass": number_of_pass,
+                    }
+                    crossing = cell(4, level * scale, profile=profile)
+                    cells.append(crossing | {"cell": f"cross4-p{number_of_pass}"})
+            run.add(arm, number, cells)
+    return run.judge()
+
+
+@pytest.mark.parametrize(
+    ("what", "at", "change"),
+    [
+        ("fromNone", 4, 45 / 40 - 1),
+        ("fromNone", 8, 90 / 100 - 1),
+        ("dynamicPath", 4, 45 / 50 - 1),
+        ("zeroTokens", 8, 92 / 100 - 1),
+        ("freeZero", 8, 100 / 90 - 1),
+        ("firstPass", 4, 30 / 67.5 - 1),
+        ("crossing", 4, 60 / 67.5 - 1),
+    ],
+)
+def test_each_part_of_the_tax_has_its_number_and_interval(
+    what: str, at: int, change: float
+) -> None:
+    row = next(tax for tax in taxed().tax if (tax.what, tax.at) == (what, at))
+    assert row.change == pytest.approx(change, abs=2e-3)
+    assert row.count == 2
+    assert row.low is not None
+    assert row.high is not None
+    assert row.low - 1e-9 <= row.change <= row.high + 1e-9
+
+
+def test_windows_whose_k_varies_are_no_evidence_for_a_band() -> None:
+    run = Run(spec_of(points=(8,), improve=AT_8))
+    for number in (1, 2):
+        for arm, level in (("incumbent", 100.0), ("candidate-card", 130.0), ("none", 90.0)):
+            run.add(arm, number, [cell(8, level)])
+    assert run.judge().tax == []
+
+
+def test_tokens_drafted_otherwise_than_planned_are_noted_not_failed() -> None:
+    """2 clients, K=4 planned, 3.4 measured: prefills belong to the batch size."""
+    spec = spec_of(schedule=((1, 2, 4), (3, 16, 0)), points=(2,), improve=[{"by": "15%"}])
+    run = Run(spec)
+    for number in (1, 2, 3):
+        run.add("incumbent", number, [cell(2, 100.0)])
+        run.add("candidate-card", number, [cell(2, 130.0, tokens=4, drafts=1000, draftTokens=3400)])
+    answer = run.judge()
+    assert answer.verdicts[0].verdict == "Better"
+    said = next(note for note in answer.notes if note.reason == "TokensVary")
+    assert "3.40" in said.message
+    assert "prefills" in said.message
+
+
+def test_an_incumbent_without_speculation_is_the_arm_none() -> None:
+    run = Run(spec_of(points=(8,), improve=AT_8))
+    for number in (1, 2):
+        run.add("incumbent", number, [cell(8, 100.0, tokens=0)])
+        run.add("candidate-card", number, [cell(8, 130.0, tokens=1)])
+    from specschedule.core.judge import judge
+    from specschedule.core.observed import ServerFacts
+
+    answer = judge(run.spec, run.launches, server=ServerFacts(container="server"))
+    assert [(tax.what, tax.change) for tax in answer.tax] == [("fromNone", pytest.approx(0.3))]
+    assert "NoneNotMeasured" not in {note.reason for note in answer.notes}
