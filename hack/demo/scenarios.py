@@ -41,7 +41,7 @@ SIM = [
         world="demo",
         incumbent=eagle(5),
         candidates=[{"name": "card", "schedule": [[1, 2, 5], [3, 16, 1]]}],
-        slo={"ttft": "500ms", "tpot": "40ms"},
+        slo={"ttft": "500ms", "tpot": "100ms"},
         load=LOAD,
         bar={
             "improve": [{"metric": "throughput", "at": [8, 16], "by": "15%"}],
@@ -56,7 +56,7 @@ SIM = [
         world="demo-loses",
         incumbent=eagle(5),
         candidates=[{"name": "card", "schedule": [[1, 2, 3], [3, 16, 1]]}],
-        slo={"ttft": "500ms", "tpot": "40ms"},
+        slo={"ttft": "500ms", "tpot": "100ms"},
         load={**LOAD, "points": [8, 16]},
         bar={"improve": [{"metric": "throughput", "at": [8, 16], "by": "10%"}]},
         experiment=QUICK,

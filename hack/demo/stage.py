@@ -33,6 +33,7 @@ class Stage:
     helm_path: str
     image: str
     embedded: bool
+    contents: str = ""
 
     def kubectl(self, *words: str, given: str | None = None, check: bool = True) -> str:
         """Run kubectl; return its standard output."""
@@ -64,10 +65,13 @@ class Stage:
     def install_prometheus(self) -> None:
         """Install a Prometheus that scrapes annotated pods every second."""
         image = "localhost/prometheus:1" if self.embedded else "prom/prometheus:v3.5.0"
-        self.apply("prometheus.yaml", namespace=MONITORING, prometheus_image=image)
+        discover = (Path(__file__).resolve().parent / "discover.py").read_text()
+        self.apply(
+            "prometheus.yaml", namespace=MONITORING, prometheus_image=image, discover=discover
+        )
 
     def install_chart(self) -> None:
-        """Install or upgrade the operator's chart."""
+        """Install or upgrade the operator's chart; another image of the same tag restarts it."""
         repository, _, tag = self.image.rpartition(":")
         self.helm(
             "upgrade", "--install", "specschedule", str(ROOT / "charts/specschedule"),
@@ -76,6 +80,8 @@ class Stage:
             "--set", f"image.tag={tag}",
             "--set", f"image.pullPolicy={'Never' if self.embedded else 'IfNotPresent'}",
             "--set", f"prometheus.url={PROMETHEUS_URL}",
+            "--set-string", f"podAnnotations.specschedule\\.dev/image={self.contents}",
+            "--take-ownership",
         )  # fmt: skip
 
     def await_ready(self) -> None:
@@ -113,12 +119,11 @@ def manifest(template: str, **values: Any) -> str:
     return text
 
 
-def embedded(build_image: bool = True) -> Stage:
+def embedded() -> Stage:
     """Bring the embedded cluster up, with our images and pretend GPUs on its node."""
     cluster = [sys.executable, str(ROOT / "hack/cluster")]
     subprocess.run([*cluster, "up"], check=True)
-    if build_image:
-        load_images()
+    contents = load_images()
     subprocess.run([*cluster, "gpus", str(GPUS)], check=True)
     kubectl, helm = _programs()
     return Stage(
@@ -127,14 +132,19 @@ def embedded(build_image: bool = True) -> Stage:
         helm_path=helm,
         image=IMAGE,
         embedded=True,
+        contents=contents,
     )
 
 
 IMAGE = "localhost/specschedule:dev"
 
 
-def load_images() -> None:
-    """Build the images from the Dockerfile, and give them to the node."""
+def load_images() -> str:
+    """Build the images from the Dockerfile, and give them to the node.
+
+    Returns:
+        A name for what is in the project's image; another content has another name.
+    """
     archives = _say([sys.executable, str(ROOT / "hack/image"), "build"]).splitlines()
     for archive in archives:
         subprocess.run(
@@ -142,6 +152,7 @@ def load_images() -> None:
             check=True,
             stdout=subprocess.DEVNULL,
         )
+    return next(Path(a.split()[-1]).name for a in archives if a.startswith(IMAGE))
 
 
 def current() -> Stage:

@@ -4,16 +4,15 @@ Only ``on.event`` handlers are used: Kopf then puts no finalizer and no annotati
 object, and a missed or repeated event does no harm.
 """
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import kopf
 
+from specschedule.api.v1alpha1 import GROUP, VERSION
 from specschedule.ports import Key
-
-GROUP = "specschedule.dev"
-VERSION = "v1alpha1"
-OWNER_LABEL = "specschedule.dev/schedule"
+from specschedule.wire import names
 
 
 def _register(registry: kopf.OperatorRegistry, mark: Callable[[Key], None]) -> None:
@@ -22,11 +21,11 @@ def _register(registry: kopf.OperatorRegistry, mark: Callable[[Key], None]) -> N
             mark(Key(namespace, name))
 
     def of_child(namespace: str | None, labels: Mapping[str, str], **_: Any) -> None:
-        owner = labels.get(OWNER_LABEL)
+        owner = labels.get(names.SCHEDULE)
         if namespace and owner:
             mark(Key(namespace, owner))
 
-    labelled = {OWNER_LABEL: kopf.PRESENT}
+    labelled = {names.SCHEDULE: kopf.PRESENT}
     kopf.on.event(GROUP, VERSION, "specschedules", registry=registry, id="schedule")(of_schedule)
     kopf.on.event(GROUP, VERSION, "spectrials", registry=registry, id="trial")(of_child)
     kopf.on.event("", "v1", "pods", labels=labelled, registry=registry, id="pod")(of_child)
@@ -40,20 +39,24 @@ def run(mark: Callable[[Key], None], namespaces: Sequence[str]) -> None:
         mark: Called from Kopf's threads for every event of an object or of its children.
         namespaces: Where to watch; empty for the whole cluster.
     """
-    registry = kopf.OperatorRegistry()
+    registry = kopf.get_default_registry()
     _register(registry, mark)
     kopf.run(
         registry=registry,
-        settings=_settings(),
+        settings=_settings(namespaced=bool(namespaces)),
+        # Kopf's own guess asks the system for a user name, and a container's numeric user has none.
+        identity=f"specschedule@{socket.gethostname()}",  # type: ignore[arg-type]
         standalone=True,
         clusterwide=not namespaces,
         namespaces=namespaces,
     )
 
 
-def _settings() -> kopf.OperatorSettings:
+def _settings(*, namespaced: bool) -> kopf.OperatorSettings:
     """Kopf delivers events and writes nothing on its own; every wait has an end."""
     settings = kopf.OperatorSettings()
+    # A Role may not list namespaces and definitions, and named namespaces need neither.
+    settings.scanning.disabled = namespaced
     settings.posting.enabled = False
     settings.peering.standalone = True
     settings.networking.request_timeout = 30

@@ -18,6 +18,7 @@ from specschedule.cli.output import BadInput, read_documents
 from specschedule.core.spec import Slo
 from specschedule.core.visit import CellClosed, Visit, VisitFailed
 from specschedule.load.prompts import Pool, PromptsMissing, read_pool
+from specschedule.load.readers import as_cell, read_run
 from specschedule.load.records import open_records
 from specschedule.load.visit import Event, VisitRun
 
@@ -42,6 +43,13 @@ INTERRUPTED = 128 + signal.SIGTERM
     help="Folder with a file per category, or a ConfigMap in YAML. Synthetic ones when left out.",
 )
 @click.option(
+    "--read",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Send nothing: make a cell of a run of AIPerf or vllm bench serve; --profile says of "
+    "which load.",
+)
+@click.option(
     "--visit", metavar="FILE", help="Carry out a visit (JSON) and say its events; - is stdin."
 )
 def command(
@@ -50,6 +58,7 @@ def command(
     slo: str | None,
     out: Path | None,
     prompts: Path | None,
+    read: Path | None,
     visit: str | None,
 ) -> None:
     """Put a server under load and print what was measured, one JSON line per cell.
@@ -62,6 +71,9 @@ def command(
     given = visit is not None or (url is None and "SPECSCHEDULE_VISIT" in os.environ)
     if given:
         _finish(_carry_out(_read_visit(visit), prompts, out, events=True))
+    if read is not None and profile is not None and slo is not None:
+        _convert(read, _plan(str(read), profile, slo))
+        return
     if url is None or profile is None or slo is None:
         raise BadInput("load: needs --url, --profile and --slo, or --visit")
     _finish(_carry_out(_plan(url, profile, slo), prompts, out, events=False))
@@ -69,6 +81,17 @@ def command(
 
 def _finish(status: int) -> None:
     raise click.exceptions.Exit(status)
+
+
+def _convert(path: Path, plan: Visit) -> None:
+    """Print the cell that another tool's run amounts to."""
+    if len(plan.windows) != 1:
+        raise BadInput(f"--read {path}: --profile must describe its one window")
+    try:
+        cell = as_cell(plan, plan.windows[0], read_run(path))
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    click.echo(json.dumps(cell.plain()))
 
 
 def _read_visit(source: str | None) -> Visit:

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import click
 
 from specschedule import handlers
-from specschedule.adapters.kubernetes import KubernetesWorld
+from specschedule.adapters.kubernetes import KubernetesWorld, fields_not_served
 from specschedule.adapters.prometheus import PrometheusMetrics
 from specschedule.reconcile import Reconciler
 from specschedule.workqueue import WorkQueue
@@ -55,6 +55,11 @@ def command(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.getLogger("kopf").setLevel(logging.WARNING)
+    if missing := fields_not_served():
+        raise click.ClickException(
+            f"CRD older than operator: {', '.join(missing[:5])} missing; upgrade the chart's CRDs "
+            "(helm upgrade does it), or run the operator of their version"
+        )
     world = KubernetesWorld(
         metrics=PrometheusMetrics(),
         image=image,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def read_documents(path: str) -> list[Any]:
         BadInput: The file cannot be read or is not YAML.
     """
     try:
-        text = click.get_text_stream("stdin").read() if path == "-" else Path(path).read_text()
+        text = sys.stdin.read() if path == "-" else Path(path).read_text()
         documents = [d for d in yaml.safe_load_all(text) if d is not None]
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error

@@ -79,7 +79,7 @@ def _worst_of_each(before: list[Gate], seen: list[Gate]) -> list[Gate]:
     answers = {gate.gate: gate for gate in before}
     for gate in seen:
         known = answers.get(gate.gate)
-        if known is None or not known.holds and gate.answer != "NotApplicable":
+        if known is None or (not known.holds and gate.answer != "NotApplicable"):
             answers[gate.gate] = gate
     return list(answers.values())
 

@@ -49,10 +49,10 @@ def time_left(status: Mapping[str, Any], now: float) -> float | None:
     planned = progress.get("launchesPlanned", 0)
     if not started or not planned:
         return None
-    elapsed = now - datetime.fromisoformat(started).timestamp()
-    done = progress.get("launchesDone", 0)
+    elapsed: float = now - datetime.fromisoformat(started).timestamp()
+    done: int = progress.get("launchesDone", 0)
     if done:
-        return elapsed / done * (planned - done)
+        return elapsed / done * int(planned - done)
     minutes = (status.get("plan") or {}).get("minutes")
     return max(0.0, minutes * 60 - elapsed) if minutes else None
 

@@ -4,8 +4,14 @@ from typing import Any
 
 from specschedule.adapters.kubernetes.api import Api, connect
 from specschedule.adapters.kubernetes.world import KubernetesWorld
+from specschedule.api.served import OPENAPI_PATH, missing_fields
 
-__all__ = ["KubernetesWorld", "read_schedule"]
+__all__ = ["KubernetesWorld", "fields_not_served", "read_schedule"]
+
+
+def fields_not_served() -> list[str]:
+    """Return the fields of this operator that the API server's definitions would drop."""
+    return missing_fields(Api(connect()).document(OPENAPI_PATH))
 
 
 def read_schedule(namespace: str, name: str) -> dict[str, Any] | None:

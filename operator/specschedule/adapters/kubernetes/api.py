@@ -100,6 +100,10 @@ class Api:
             return None
         return _answer(status, body, reading=True)
 
+    def document(self, path: str) -> Object:
+        """Return a JSON document that is no object, such as the server's own description."""
+        return _answer(*self._call("GET", path), reading=True)
+
     def list(
         self,
         resource: str,

@@ -188,14 +188,17 @@ class Observer:
             log.warning("SpecTrial %s/%s is unreadable: %s", metadata["namespace"], name, fault)
             return None
         pod = next(iter(pods_by_owner.get(uid, [])), None)
-        visit = self._visit(jobs_by_owner.get(uid, []), pods_by_owner)
+        job = _newest_visit(jobs_by_owner.get(uid, []))
+        visit = self._visit(job, pods_by_owner) if job else None
         return TrialFacts(
             name=name,
             spec=spec,
             status=status,
             pod=self._pod(pod, status) if pod else _lost(status),
             visit=visit,
-            scraped=self._scraped(spec, status, visit, url),
+            scraped=self._scraped(spec, job, visit, url)
+            if job and visit and status.ended_at is None
+            else None,
         )
 
     def _pod(self, pod: Object, status: TrialStatus) -> PodFacts:
@@ -255,14 +258,7 @@ class Observer:
             return {}
         return (found or {}).get("metadata", {}).get("labels") or {}
 
-    def _visit(
-        self, of_trial: Iterable[Object], pods_by_owner: Mapping[str, list[Object]]
-    ) -> VisitFacts | None:
-        """Read the newest load job that is not being deleted."""
-        present = [job for job in of_trial if "deletionTimestamp" not in job["metadata"]]
-        if not present:
-            return None
-        job = max(present, key=lambda each: int(each["metadata"]["labels"][names.VISIT]))
+    def _visit(self, job: Object, pods_by_owner: Mapping[str, list[Object]]) -> VisitFacts:
         pod = next(iter(pods_by_owner.get(job["metadata"]["uid"], [])), None)
         said = self._log(pod, "load") if pod is not None else None
         seen = jobs.visit_facts(job, pod, said)
@@ -271,19 +267,17 @@ class Observer:
         return seen
 
     def _scraped(
-        self, spec: TrialSpec, status: TrialStatus, visit: VisitFacts | None, url: str | None
+        self, spec: TrialSpec, job: Object, visit: VisitFacts, url: str | None
     ) -> dict[str, dict[str, float]] | None:
-        """Ask for the final counters of a visit that has ended and is not yet recorded."""
-        if visit is None or url is None or status.ended_at is not None:
-            return None
+        """Ask for the final counters of a visit that has ended."""
         ended = next((each for each in visit.events if isinstance(each, VisitEnded)), None)
-        if ended is None:
+        if ended is None or url is None:
             return None
         return self._metrics.final_counts(
             url,
             run=spec.run_id,
             launch=spec.launch,
-            visit=status.visits,
+            visit=_visit_number(job),
             at=ended.scraped_at[-1] if ended.scraped_at else self._clock(),
         )
 
@@ -376,6 +370,16 @@ def _done(schedule: Object) -> bool:
 
 def _age(schedule: Object) -> tuple[str, str]:
     return schedule["metadata"]["creationTimestamp"], schedule["metadata"]["name"]
+
+
+def _visit_number(job: Object) -> int:
+    return int(job["metadata"]["labels"][names.VISIT])
+
+
+def _newest_visit(of_trial: Iterable[Object]) -> Object | None:
+    """Return the newest load job that is not being deleted."""
+    present = [job for job in of_trial if "deletionTimestamp" not in job["metadata"]]
+    return max(present, key=_visit_number, default=None)
 
 
 def _said_at(event: Object) -> str:
