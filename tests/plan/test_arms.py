@@ -1,0 +1,147 @@
+"""Which arms a run has, with which argument, and why."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from specschedule.core.arms import Arm, arms
+from specschedule.core.observed import ServerFacts
+from specschedule.core.spec import Spec
+
+EAGLE = {"method": "eagle3", "model": "org/drafter", "num_speculative_tokens": 5}
+
+
+def spec_of(
+    effort: str = "Quick", rows: Sequence[Sequence[int]] = ((1, 2, 5), (3, 16, 1)), **more: Any
+) -> Spec:
+    experiment = {"effort": effort, **more.pop("experiment", {})}
+    return Spec.model_validate(
+        {
+            "target": {"name": "chat"},
+            "slo": {"tpot": "40ms"},
+            "candidates": [{"name": "card", "schedule": [list(row) for row in rows]}],
+            "load": {"points": [1, 8]},
+            "bar": {"improve": [{"at": [8], "by": "15%"}]},
+            "experiment": experiment,
+            **more,
+        }
+    )
+
+
+def found(spec: Spec, speculative: dict[str, Any] | None = EAGLE) -> dict[str, Arm]:
+    server = ServerFacts(container="server", max_num_seqs=16, speculative=speculative)
+    return {arm.name: arm for arm in arms(spec, server)}
+
+
+def launched(ways: dict[str, Arm]) -> list[str]:
+    return [name for name, arm in ways.items() if arm.same_as is None]
+
+
+@pytest.mark.parametrize(
+    ("effort", "names"),
+    [
+        ("Quick", ["incumbent", "candidate-card", "none"]),
+        (
+            "Standard",
+            ["incumbent", "candidate-card", "none", "static-1", "constant-1", "constant-5"],
+        ),
+        (
+            "Thorough",
+            ["incumbent", "candidate-card", "none", "static-1", "constant-1", "constant-5", "twin"],
+        ),
+    ],
+)
+def test_arms_by_effort(effort: str, names: list[str]) -> None:
+    assert launched(found(spec_of(effort))) == names
+
+
+def test_the_incumbent_keeps_its_arguments_and_a_candidate_changes_two_keys_only() -> None:
+    ways = found(spec_of())
+    assert ways["incumbent"].unchanged
+    assert ways["incumbent"].speculative == EAGLE
+    assert ways["candidate-card"].speculative == {
+        **EAGLE,
+        "num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 16, 1]],
+    }
+    assert not ways["candidate-card"].unchanged
+    assert ways["none"].speculative is None
+
+
+def test_static_arms_carry_no_schedule_even_where_the_incumbent_has_one() -> None:
+    own = {**EAGLE, "num_speculative_tokens_per_batch_size": [[1, 16, 3]]}
+    ways = found(spec_of(experiment={"static": [2]}), own)
+    assert ways["static-2"].speculative == {**EAGLE, "num_speculative_tokens": 2}
+    assert ways["incumbent"].schedule == [[1, 16, 3]]
+
+
+def test_a_static_k_that_serves_already_is_the_incumbent() -> None:
+    ways = found(spec_of(experiment={"static": [1, 5]}))
+    assert ways["static-5"].same_as == "incumbent"
+    assert ways["static-1"].same_as is None
+
+
+@pytest.mark.parametrize(
+    ("claim", "serving", "same"),
+    [
+        ("the same rows", [[1, 2, 5], [3, 16, 1]], True),
+        ("other rows with the same table", [[1, 2, 5], [3, 8, 1], [12, 16, 1]], True),
+        ("another table", [[1, 3, 5], [4, 16, 1]], False),
+    ],
+)
+def test_a_candidate_whose_table_equals_the_incumbents_is_not_launched(
+    claim: str, serving: list[list[int]], same: bool
+) -> None:
+    own = {**EAGLE, "num_speculative_tokens_per_batch_size": serving}
+    candidate = found(spec_of(), own)["candidate-card"]
+    assert (candidate.same_as == "incumbent") is same, claim
+    assert ("equals the incumbent's" in candidate.why) is same
+
+
+def test_the_same_k_on_the_dynamic_path_is_not_the_same_thing() -> None:
+    assert found(spec_of(rows=[[1, 16, 5]]))["candidate-card"].same_as is None
+
+
+def test_a_target_without_speculation_is_its_own_none() -> None:
+    spec = spec_of(speculative={"method": "ngram"})
+    ways = found(spec, None)
+    assert ways["none"].same_as == "incumbent"
+    assert ways["incumbent"].tokens(8) == 0
+    assert ways["candidate-card"].speculative == {
+        "method": "ngram",
+        "num_speculative_tokens": 5,
+        "num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 16, 1]],
+    }
+
+
+def test_max_tokens_of_a_candidate_clamps_its_rows() -> None:
+    spec = spec_of()
+    clamped = spec.candidates[0].model_copy(update={"max_tokens": 3})
+    arm = found(spec.model_copy(update={"candidates": [clamped]}))["candidate-card"]
+    assert arm.speculative is not None
+    assert arm.speculative["num_speculative_tokens"] == 3
+    assert (arm.tokens(1), arm.tokens(8)) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("claim", "contexts", "tokens"),
+    [
+        ("one context range throughout", (100, 400), 4),
+        ("crossing 512 after some tokens", (500, 628), None),
+        ("beyond the last range, which has no end", (40000, 40128), 2),
+        ("unknown contexts", None, None),
+    ],
+)
+def test_planned_tokens_by_context_are_absent_where_they_vary(
+    claim: str, contexts: tuple[int, int] | None, tokens: int | None
+) -> None:
+    arm = found(spec_of(rows=[[1, 16, 1, 512, 4], [1, 16, 513, 32768, 2]]))["candidate-card"]
+    assert arm.tokens(4, contexts) == tokens, claim
+
+
+def test_zero_is_an_arm_only_where_the_candidate_has_a_k0_row() -> None:
+    assert "zero" not in found(spec_of("Standard"))
+    zero = found(spec_of("Standard", rows=[[1, 4, 3], [5, 16, 0]]))["zero"]
+    assert zero.schedule == [[1, 16, 0]]
+    assert zero.speculative is not None
+    assert zero.speculative["num_speculative_tokens"] == 3

@@ -1,0 +1,277 @@
+"""What a launch measures, and what a run costs before its first pod starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from specschedule.cli.main import main
+from specschedule.core.arms import Arm, arms
+from specschedule.core.budget import Cost, budget_left, cost
+from specschedule.core.evidence import Cell, Launch, Receipt
+from specschedule.core.observed import ServerFacts
+from specschedule.core.spec import Spec
+from specschedule.core.windows import windows
+
+SPEC = {
+    "target": {"kind": "Deployment", "name": "chat"},
+    "slo": {"ttft": "500ms", "tpot": "40ms"},
+    "candidates": [
+        {"name": "card", "schedule": [[1, 2, 5], [3, 16, 1]]},
+        {"name": "second", "schedule": [[1, 4, 5], [5, 16, 2]]},
+    ],
+    "load": {"points": [1, 8, 16], "outputTokens": 256},
+    "bar": {
+        "improve": [{"metric": "goodput", "at": [8], "by": "15%"}],
+        "protect": [{"metric": "decodeRate", "at": [1], "category": "code", "within": "3%"}],
+    },
+    "experiment": {"effort": "Quick", "budget": {"gpuHours": 2}},
+}
+SERVER = ServerFacts(
+    container="server",
+    max_num_seqs=16,
+    speculative={"method": "eagle3", "num_speculative_tokens": 5},
+)
+
+
+def spec_of(**experiment: Any) -> Spec:
+    return Spec.model_validate({**SPEC, "experiment": {**SPEC["experiment"], **experiment}})
+
+
+def arm_of(spec: Spec, name: str) -> Arm:
+    return next(arm for arm in arms(spec, SERVER) if arm.name == name)
+
+
+def test_every_arm_of_a_round_sees_the_same_windows_in_the_same_order() -> None:
+    spec = spec_of()
+    for number in (1, 2, 3):
+        seen = {
+            name: [
+                (w.cell, w.profile, w.category, w.seed)
+                for w in windows(spec, arm_of(spec, name), round=number, first=number == 1)
+            ]
+            for name in ("incumbent", "candidate-card", "none")
+        }
+        assert seen["incumbent"] == seen["candidate-card"] == seen["none"]
+
+
+def test_windows_hold_each_point_and_each_category_that_the_bar_names() -> None:
+    spec = spec_of()
+    found = windows(spec, arm_of(spec, "candidate-card"), round=3, first=False)
+    assert sorted(w.cell.rsplit("-s", 1)[0] for w in found) == [
+        "r3-hold1",
+        "r3-hold1-code",
+        "r3-hold16",
+        "r3-hold8",
+    ]
+    assert {w.profile.concurrency: w.tokens for w in found} == {1: 5, 8: 1, 16: 1}
+    assert all(w.requests == 20 for w in found)
+    assert len({w.cell for w in found}) == len(found)
+
+
+def test_orders_and_prompts_change_from_round_to_round_and_repeat_by_seed() -> None:
+    spec = spec_of()
+    arm = arm_of(spec, "incumbent")
+    orders = [
+        tuple(w.profile.concurrency for w in windows(spec, arm, round=n, first=False))
+        for n in range(1, 13)
+    ]
+    assert len(set(orders)) > 1
+    assert windows(spec, arm, round=4, first=False) == windows(spec, arm, round=4, first=False)
+    seeds = [windows(spec, arm, round=n, first=False)[0].seed for n in range(1, 13)]
+    assert len(set(seeds)) == 12
+
+
+def test_standard_crosses_each_boundary_both_ways_first_pass_apart() -> None:
+    spec = spec_of(effort="Standard")
+    found = windows(spec, arm_of(spec, "candidate-card"), round=1, first=True)
+    crossings = [w.profile for w in found if w.profile.kind == "crossing"]
+    assert [(p.low, p.boundary, p.high, p.pass_) for p in crossings] == [
+        (1, 2, 8, 1),
+        (1, 2, 8, 2),
+    ]
+    incumbents = windows(spec, arm_of(spec, "incumbent"), round=1, first=True)
+    assert {w.profile.kind for w in incumbents} == {"hold"}
+
+
+def cost_of(**experiment: Any) -> Cost:
+    spec = spec_of(**experiment)
+    return cost(spec, arms(spec, SERVER), boot_seconds=240.0, gpus=2)
+
+
+def test_quick_costs_seven_launches_when_the_first_candidate_decides() -> None:
+    answer = cost_of()
+    by_arm = {row.arm: row for row in answer.arms}
+    assert answer.launches == 7
+    assert {name: row.launches for name, row in by_arm.items()} == {
+        "incumbent": 3,
+        "candidate-card": 3,
+        "candidate-second": 0,
+        "none": 1,
+    }
+    assert answer.launches_at_most == 13
+    assert "only if it is needed" in by_arm["candidate-second"].buys
+    assert answer.gpu_hours == pytest.approx(answer.minutes * 2 / 60, rel=0.01)
+    assert answer.gpu_hours_at_most > answer.gpu_hours
+
+
+def test_a_launch_costs_boot_warm_up_windows_and_scrapes() -> None:
+    spec = spec_of()
+    answer = cost(spec, arms(spec, SERVER)[:1], boot_seconds=240.0, gpus=1, scrape_seconds=15.0)
+    request = 0.5 + 256 * 0.04
+    held = sum((1 + -(-20 // at)) * request for at in (1, 1, 8, 16))
+    assert answer.arms[0].minutes == 0.0
+    answer = cost(spec, arms(spec, SERVER), boot_seconds=240.0, gpus=1, scrape_seconds=15.0)
+    assert answer.arms[0].minutes == pytest.approx(3 * (240 + 30 + 60 + held) / 60, abs=0.06)
+
+
+def test_boot_time_and_windows_are_refined_by_launches() -> None:
+    spec = spec_of()
+    cells = [
+        Cell(
+            cell=window.cell,
+            arm="incumbent",
+            launch=1,
+            profile=window.profile,
+            window_seconds=20.0,
+            offered=100,
+            completed=100,
+        )
+        for window in windows(spec, arm_of(spec, "incumbent"), round=1, first=True)
+    ]
+    done = [
+        Launch(arm="incumbent", launch=1, round=1, receipt=Receipt(boot_seconds=100.0), cells=cells)
+    ]
+    answer = cost(spec, arms(spec, SERVER), boot_seconds=240.0, gpus=1, done=done)
+    assert answer.arms[0].minutes == pytest.approx(3 * (100 + 30 + 60 + 4 * 20) / 60, abs=0.06)
+
+
+def test_effort_buys_more_launches() -> None:
+    quick, standard, thorough = (
+        cost_of(effort=effort).launches for effort in ("Quick", "Standard", "Thorough")
+    )
+    assert quick < standard < thorough
+
+
+def test_two_arms_at_a_time_halve_the_minutes_and_not_the_gpu_hours() -> None:
+    one, two = cost_of(), cost_of(parallelism=2)
+    assert two.minutes == pytest.approx(one.minutes / 2, abs=0.1)
+    assert two.gpu_hours == one.gpu_hours
+
+
+def test_the_budget_left_is_told_in_gpu_hours_and_launches() -> None:
+    spec, answer = spec_of(), cost_of()
+    left = budget_left(spec, answer, gpu_seconds=3600.0)
+    each = answer.gpu_hours / answer.launches
+    assert left.gpu_hours == 1.0
+    assert left.launches == int(1.0 / each)
+    assert budget_left(spec, answer, gpu_seconds=90000.0).launches == 0
+    free = spec.model_copy(
+        update={
+            "experiment": spec.experiment.model_copy(
+                update={"budget": spec.experiment.budget.model_copy(update={"gpu_hours": None})}
+            )
+        }
+    )
+    assert budget_left(free, answer, gpu_seconds=0.0).plain() == {}
+
+
+DEPLOYMENT = {
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "metadata": {"name": "chat", "namespace": "llm"},
+    "spec": {
+        "replicas": 2,
+        "selector": {"matchLabels": {"app": "chat"}},
+        "template": {
+            "metadata": {"labels": {"app": "chat"}},
+            "spec": {
+                "containers": [
+                    {
+                        "name": "server",
+                        "image": "vllm/vllm-openai:v0.32.0",
+                        "command": ["vllm", "serve", "org/model"],
+                        "args": [
+                            "--max-num-seqs=16",
+                            '--speculative-config={"method":"eagle3","model":"org/drafter",'
+                            '"num_speculative_tokens":5}',
+                        ],
+                        "resources": {"limits": {"nvidia.com/gpu": 2}},
+                    }
+                ]
+            },
+        },
+    },
+}
+
+
+def ask(tmp_path: Path, target: Any, *more: str, spec: Any = SPEC) -> Any:
+    schedule = {
+        "apiVersion": "specschedule.dev/v1alpha1",
+        "kind": "SpecSchedule",
+        "metadata": {"name": "chat"},
+        "spec": spec,
+    }
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(schedule))
+    (tmp_path / "d.yaml").write_text(yaml.safe_dump(target))
+    paths = ["-f", str(tmp_path / "s.yaml"), "--target", str(tmp_path / "d.yaml")]
+    return CliRunner().invoke(main, ["plan", *paths, *more])
+
+
+def test_the_command_prints_what_each_arm_buys(tmp_path: Path) -> None:
+    result = ask(tmp_path, DEPLOYMENT, "--boot", "4m", "-o", "json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.output)
+    assert said["launches"] == 7
+    assert said["gpuHours"] == pytest.approx(cost_of().gpu_hours)
+    assert [row["arm"] for row in said["arms"]][:2] == ["incumbent", "candidate-card"]
+    assert said["budget"]["gpuHours"] == 2.0
+    text = ask(tmp_path, DEPLOYMENT, "--boot", "4m").output
+    assert "candidate-second" in text
+    assert "a hard limit" in text
+
+
+@pytest.mark.parametrize(
+    ("claim", "target", "more", "said"),
+    [
+        ("a duration without unit", DEPLOYMENT, ["--boot", "4"], "--boot: '4' is not a duration"),
+        ("no Deployment", {"kind": "Service"}, [], "holds no Deployment"),
+        (
+            "another engine",
+            {
+                **DEPLOYMENT,
+                "spec": {
+                    "template": {
+                        "spec": {
+                            "containers": [
+                                {
+                                    "name": "server",
+                                    "command": ["python", "-m", "sglang.launch_server"],
+                                }
+                            ]
+                        }
+                    }
+                },
+            },
+            [],
+            "EngineNotSupported",
+        ),
+    ],
+)
+def test_bad_input_gets_one_clear_line(
+    tmp_path: Path, claim: str, target: Any, more: list[str], said: str
+) -> None:
+    result = ask(tmp_path, target, *more)
+    assert result.exit_code == 2, claim
+    assert said in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_an_impossible_schedule_is_named(tmp_path: Path) -> None:
+    bad = {**SPEC, "candidates": [{"name": "card", "schedule": [[4, 8, 2]]}]}
+    result = ask(tmp_path, DEPLOYMENT, spec=bad)
+    assert result.exit_code == 2
+    assert "NotFromOne" in result.output
