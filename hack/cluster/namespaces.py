@@ -141,6 +141,7 @@ class Starter:
         self._cluster = cluster
         # Pods' cgroups lie below one folder of ours: kubelet removes what it does not know
         # below its root, so two kubelets must not share one.
+        _hand_down_controllers(_CGROUPS)
         for controller in _controllers():
             (controller / cluster.name).mkdir(exist_ok=True)
         with (cluster.state / "log" / "init.log").open("wb") as log:
@@ -307,6 +308,17 @@ def _controllers() -> list[Path]:
         for entry in sorted(_CGROUPS.iterdir())
         if (entry / "cgroup.procs").exists() and not entry.is_symlink()
     ]
+
+
+def _hand_down_controllers(root: Path) -> None:
+    """Offers every controller of a v2 hierarchy to the folders below its root.
+
+    The kubelet refuses a cgroup root that lacks one that it needs.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for name in (root / "cgroup.controllers").read_text().split():
+            with contextlib.suppress(OSError):  # one that a folder below must not use
+                (root / "cgroup.subtree_control").write_text(f"+{name}")
 
 
 def _remove_cgroup(root: Path) -> bool:
