@@ -6,12 +6,13 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from .objects import UID, deployment, plan, schedule, stored, visit
 
 from specschedule.core.observed import TrialSpec
 from specschedule.core.spec import SecretKeyReference
 from specschedule.core.visit import Visit
 from specschedule.wire import manifests, names
+
+from .objects import UID, deployment, plan, schedule, stored, visit
 
 LABELS = {
     "app.kubernetes.io/managed-by": "specschedule",

@@ -7,9 +7,10 @@ import jsonpatch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from .objects import deployment
 
 from specschedule.wire import patches, promql, statuses
+
+from .objects import deployment
 
 OLD = ["--port", "8000", "--speculative-config", '{"method":"eagle3"}']
 

@@ -4,11 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from .objects import stored
 
 from specschedule.core.visit import CellClosed, VisitEnded, Warmed
 from specschedule.wire import jobs, pods
 from specschedule.wire.manifests import LOAD_PORT
+
+from .objects import stored
 
 BORN = "2026-11-29T10:00:00Z"
 
