@@ -9,6 +9,6 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "fuzz: generated input of which make fuzz takes far more")
 
 
-settings.register_profile("fuzz", max_examples=20_000, deadline=None)
+settings.register_profile("fuzz", max_examples=2_000, deadline=None)
 if os.environ.get("HYPOTHESIS_PROFILE") == "fuzz":
     settings.load_profile("fuzz")

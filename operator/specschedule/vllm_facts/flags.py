@@ -355,3 +355,29 @@ def write_dotted(value: Any) -> str:
 def write_json(value: Any) -> str:
     """Write compact JSON."""
     return json.dumps(value, separators=(",", ":"))
+
+
+def speculative_of(flags: Sequence[Flag]) -> dict[str, Any] | None:
+    """Return the one speculative config that vLLM makes of all forms together.
+
+    Raises:
+        FlagError: The forms contradict each other or cannot be read.
+    """
+    config = json_object(flags, SPECULATIVE)
+    parts: dict[str, Any] = {}
+    for flag in flags:
+        if key := SPECULATIVE_PARTS.get(flag.name):
+            if flag.value is None:
+                raise FlagError(f"{flag.written} has no value")
+            parts[key] = integer(flag) if flag.name == "--spec-tokens" else flag.value
+    for key in parts:
+        if config and key in config:
+            raise FlagError(f"--{key} and {SPECULATIVE} both set {key}; vLLM refuses that")
+    if config is None and not parts:
+        return None
+    return {str(k).replace("-", "_"): v for k, v in ((config or {}) | parts).items()}
+
+
+def speculative_flags(flags: Sequence[Flag]) -> list[Flag]:
+    """Return the flags that carry the speculative config, in any form."""
+    return [flag for flag in flags if flag.name == SPECULATIVE or flag.name in SPECULATIVE_PARTS]

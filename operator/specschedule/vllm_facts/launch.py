@@ -115,15 +115,13 @@ def launch_of(
     for field in lists:
         items = container.get(field) or []
         if not isinstance(items, Sequence) or isinstance(items, str):
-            return _unreadable(container, "BadManifest", f"{field} is not a list of strings")
+            return refuse(container, "BadManifest", f"{field} is not a list of strings")
         words += [
             _Word(_expand(str(item), environment, unknown), Place(field, at))
             for at, item in enumerate(items)
         ]
     if engine := _other_engine(container, words):
-        return _unreadable(
-            container, "EngineNotSupported", f"it runs {engine}; only vLLM can be tuned"
-        )
+        return refuse(container, "EngineNotSupported", f"it runs {engine}; only vLLM can be tuned")
     if not container.get("command"):
         return _from_image(container, words, environment)
     found = _find(container, words, environment, unknown)
@@ -147,7 +145,7 @@ def _launch(
 ) -> Launch | Unreadable:
     hidden = next((word for word in words if not word.single), None)
     if hidden:
-        return _unreadable(
+        return refuse(
             container,
             "UnresolvedVariable",
             f"{hidden.token.text} is not known here and may hold several arguments; write them out",
@@ -170,14 +168,14 @@ def _from_image(
     if _OWN_IMAGE.search(image) and words and words[0].token.text == "sim":
         return _launch(container, "sim", words[1:], last, environment)
     if not _VLLM_IMAGE.search(image):
-        return _unreadable(
+        return refuse(
             container,
             "UnknownEntrypoint",
             f"it has no command, and what image {image or '(none)'} starts is not known; write "
             "command: [vllm, serve]",
         )
     if words and PurePosixPath(words[0].token.text).name in {"vllm", *_SHELLS, "python", "python3"}:
-        return _unreadable(
+        return refuse(
             container,
             "UnknownEntrypoint",
             f"args begin with {words[0].token.text} but there is no command; move it to command",
@@ -202,7 +200,7 @@ def _find(
     if _base(words[0]) in _WRAPPERS:
         at = next((i for i, word in enumerate(words) if _base(word) in _SHELLS), 0)
     if _base(words[at]) not in _SHELLS:
-        return _unreadable(
+        return refuse(
             container,
             "EntryScript",
             f"its command is {words[0].token.text}, which may change the arguments it is given; "
@@ -217,7 +215,7 @@ def _find(
         None,
     )
     if script_at is None or script_at >= len(words):
-        return _unreadable(
+        return refuse(
             container,
             "EntryScript",
             f"its command is {' '.join(w.token.text for w in words[at : at + 2])}, a script whose "
@@ -239,7 +237,7 @@ def _find_in_script(
         # A name that is set nowhere may still come with the image.
         read = commands(text.text, environment.get)
     except ShellError as error:
-        return _unreadable(
+        return refuse(
             container,
             "UnsupportedShell",
             f"its script cannot be read exactly: {error}; start vllm serve without a shell",
@@ -260,10 +258,10 @@ def _find_in_script(
     if len(found) == 1:
         return found[0]
     if not found:
-        return _unreadable(
+        return refuse(
             container, "EntryScript", "its script does not start vllm serve itself; let it do so"
         )
-    return _unreadable(
+    return refuse(
         container,
         "SeveralServers",
         f"its script starts vLLM {len(found)} times; which one runs is not known",
@@ -379,7 +377,8 @@ class _Expanded:
         return Place(script.field, script.item, span, exact)
 
 
-def _unreadable(container: Mapping[str, Any], reason: str, message: str) -> Unreadable:
+def refuse(container: Mapping[str, Any], reason: str, message: str) -> Unreadable:
+    """Say why a container cannot be tuned, with its name in front."""
     return Unreadable(
         reason=reason, message=f"container {container.get('name', '(unnamed)')}: {message}"
     )
