@@ -62,6 +62,7 @@ class Process:
     def post(self, path: str, body: object, headers: Mapping[str, str] = {}) -> tuple[int, Any]:
         """POST JSON, or bytes as they are."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json", **headers}
         return self._ask(urllib.request.Request(self.url + path, data=data, headers=dict(headers)))
 
     def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -19,6 +19,14 @@ def ask(**fields: object) -> dict[str, Any]:
     return {"prompt": PROMPT, "max_tokens": 24, "ignore_eos": True, "temperature": 0, **fields}
 
 
+def raw(body: dict[str, Any]) -> bytes:
+    """A completion request as it goes over the wire."""
+    data = json.dumps(body).encode()
+    lines = ("POST /v1/completions HTTP/1.1", "Host: sim", "Content-Type: application/json")
+    head = "\r\n".join((*lines, f"Content-Length: {len(data)}", "", ""))
+    return head.encode() + data
+
+
 def said(events: list[dict[str, Any]]) -> str:
     return "".join(choice["text"] for event in events for choice in event["choices"])
 
@@ -110,49 +118,81 @@ def test_an_answer_may_end_by_itself_but_not_before_min_tokens(demo) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sentence", "body", "status", "kind", "words"),
+    ("sentence", "body", "status", "kind", "param", "words"),
     [
-        ("no JSON", b"{oops", 400, "Bad Request", "json_invalid"),
-        ("another model", {"model": "x"}, 404, "NotFoundError", "`x` does not exist"),
-        ("no prompt", {"prompt": None}, 400, "BadRequestError", "prompt"),
-        ("an empty list", {"prompt": []}, 400, "BadRequestError", "prompt"),
-        ("two answers", {"n": 2}, 400, "BadRequestError", "n must be 1"),
+        (
+            "no JSON",
+            b"{oops",
+            400,
+            "Bad Request",
+            "body.1",
+            "1 validation error:\n  {'type': 'json_",
+        ),
+        ("another model", {"model": "x"}, 404, "NotFoundError", "model", "`x` does not exist."),
+        ("no prompt", {"prompt": None}, 400, "Bad Request", "prompt", "must be provided"),
+        ("an empty list", {"prompt": []}, 400, "Bad Request", "prompt", "non-empty"),
+        ("two answers", {"n": 2}, 400, "BadRequestError", "n", "n=1"),
         (
             "too long a prompt",
             {"prompt": [7] * 9000},
             400,
             "BadRequestError",
-            "maximum context length is 8192 tokens",
+            "input_tokens",
+            "maximum context length is 8192 tokens. However, your prompt contains 9000 input",
         ),
         (
-            "too long with its output",
-            {"max_tokens": 8190},
+            "more output than the context",
+            {"max_tokens": 9000},
             400,
             "BadRequestError",
-            "for a total of 8202 tokens",
+            "max_tokens",
+            "max_tokens=9000 cannot be greater than max_model_len=8192.",
         ),
-        ("more at least than at most", {"min_tokens": 99}, 400, "BadRequestError", "min_tokens"),
-        ("no tokens", {"max_tokens": 0}, 400, "BadRequestError", "max_tokens"),
-        ("below zero", {"temperature": -1}, 400, "BadRequestError", "non-negative"),
+        (
+            "a prompt that leaves no room",
+            {"prompt": [7] * 8192},
+            400,
+            "BadRequestError",
+            "max_tokens",
+            "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)",
+        ),
+        ("more at least than at most", {"min_tokens": 99}, 400, "BadRequestError", None, "min_tok"),
+        ("no tokens", {"max_tokens": 0}, 400, "BadRequestError", "max_tokens", "at least 1"),
+        ("words", {"max_tokens": "x"}, 400, "Bad Request", "body.max_tokens", "valid integer"),
+        ("below zero", {"temperature": -1}, 400, "BadRequestError", "temperature", "non-negative"),
         (
             "usage of an answer given whole",
             {"stream_options": {"include_usage": True}},
             400,
-            "BadRequestError",
+            "Bad Request",
+            "stream_options",
             "`stream=True`",
         ),
     ],
 )
 def test_bad_requests_are_refused_in_vllms_form(
-    demo, sentence: str, body: object, status: int, kind: str, words: str
+    demo, sentence: str, body: object, status: int, kind: str, param: str | None, words: str
 ) -> None:
     sent = body if isinstance(body, bytes) else ask(**body)
     got, answer = demo.post("/v1/completions", sent)
     assert got == status, sentence
-    assert set(answer["error"]) == {"message", "type", "param", "code"}
-    assert answer["error"]["type"] == kind
-    assert answer["error"]["code"] == status
-    assert words in answer["error"]["message"]
+    error = answer["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"], error["param"]) == (kind, status, param)
+    assert words in error["message"]
+
+
+def test_only_json_is_taken(demo) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    status, answer = demo.post("/v1/completions", ask(), form)
+    assert status == 400
+    assert "Only 'application/json' is allowed" in answer["error"]["message"]
+
+
+def test_output_is_cut_to_the_context_without_a_word(demo) -> None:
+    answer = demo.post("/v1/completions", ask(prompt=[3] * 8180, max_tokens=100))[1]
+    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["choices"][0]["finish_reason"] == "length"
 
 
 def test_models_version_health_and_development_endpoints(demo) -> None:
@@ -253,10 +293,8 @@ def test_counters_follow_the_schedule_in_effect_at_each_load(demo) -> None:
 def test_a_client_that_leaves_frees_its_place(demo) -> None:
     before = demo.metrics()
     address = demo.url.removeprefix("http://").split(":")
-    body = json.dumps(ask(max_tokens=5000, stream=True)).encode()
     with socket.create_connection((address[0], int(address[1]))) as client:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        client.sendall(head.encode() + body)
+        client.sendall(raw(ask(max_tokens=5000, stream=True)))
         while b"data: " not in client.recv(65536):
             pass
         assert demo.metrics()["vllm:num_requests_running"] == 1
@@ -308,12 +346,8 @@ def test_each_launch_draws_its_own_seed_and_prints_it(start) -> None:
 def test_sigterm_ends_it_at_once_and_well(start) -> None:
     with start() as process:
         address = process.url.removeprefix("http://").split(":")
-        body = json.dumps(ask(max_tokens=5000, stream=True)).encode()
         with socket.create_connection((address[0], int(address[1]))) as client:
-            head = (
-                f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
-            client.sendall(head.encode() + body)
+            client.sendall(raw(ask(max_tokens=5000, stream=True)))
             client.recv(100)
             assert process.end() == 0
     assert "[shutdown] API server: shutdown triggered" in process.text
@@ -338,9 +372,7 @@ async def _streams(url: str, count: int, seconds: float, watch: Any) -> int:
         reader, writer = await asyncio.open_connection(host, int(port))
         options = {"include_usage": True, "continuous_usage_stats": True}
         body = ask(prompt=[number] * 32, max_tokens=4000, stream=True, stream_options=options)
-        data = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
-        writer.write(head.encode() + data)
+        writer.write(raw(body))
         try:
             while chunk := await reader.read(65536):
                 arrived += chunk.count(b"data: ")

@@ -61,67 +61,40 @@ class Asked:
         return (natural, "stop") if natural < self.max_tokens else (self.max_tokens, "length")
 
 
-def read(body: bytes, *, chat: bool, served: Sequence[str], max_model_len: int) -> Asked:
+def read(
+    body: bytes, content_type: str, *, chat: bool, served: Sequence[str], max_model_len: int
+) -> Asked:
     """Return the request in a body.
 
     Raises:
         ApiError: vLLM would refuse it.
     """
-    try:
-        plain = json.loads(body)
-    except ValueError as error:
-        raise ApiError(
-            400,
-            f"[{{'type': 'json_invalid', 'msg': 'JSON decode error: {error}'}}]",
-            kind="Bad Request",
-        ) from error
-    if not isinstance(plain, dict):
-        raise ApiError(400, "Input should be a valid dictionary", kind="Bad Request")
+    plain = _mapping(body, content_type)
     model = plain.get("model") or served[0]
     if model not in served:
         raise ApiError(
             404, f"The model `{model}` does not exist.", kind="NotFoundError", param="model"
         )
     if plain.get("n") not in (None, 1):
-        raise ApiError(400, "n must be 1 in this server", param="n")
+        raise ApiError(400, "this server answers n=1 only", param="n")
+    options = plain.get("stream_options") or {}
+    if options and not plain.get("stream"):
+        raise _malformed("stream_options", "Stream options can only be defined when `stream=True`.")
     prompts = (_chat_prompt(plain),) if chat else _prompts(plain)
-    longest = max(map(text.tokens_of, prompts))
-    if longest >= max_model_len:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
-            f"contains {longest} input tokens, which exceeds this limit even without any output "
-            "tokens. Please reduce the length of the input prompt.",
-            param="input_tokens",
-        )
-    default = max_model_len - longest if chat else 16
-    max_tokens = _count(plain, "max_completion_tokens", None) if chat else None
-    if max_tokens is None:
-        max_tokens = _count(plain, "max_tokens", default)
-    assert max_tokens is not None
-    if longest + max_tokens > max_model_len:
-        raise ApiError(
-            400,
-            f"This model's maximum context length is {max_model_len} tokens. However, you "
-            f"requested {max_tokens} output tokens and your prompt contains {longest} input "
-            f"tokens, for a total of {longest + max_tokens} tokens. Please reduce the length of "
-            "the input prompt or the number of requested output tokens.",
-            param="input_tokens",
-        )
-    min_tokens = _count(plain, "min_tokens", 0) or 0
+    max_tokens = _max_tokens(plain, chat, max(map(text.tokens_of, prompts)), max_model_len)
+    min_tokens = _count(plain, "min_tokens") or 0
+    if min_tokens < 0:
+        raise ApiError(400, f"min_tokens must be greater than or equal to 0, got {min_tokens}.")
     if min_tokens > max_tokens:
         raise ApiError(
             400,
             f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {min_tokens}.",
         )
-    options = plain.get("stream_options") or {}
-    if options and not plain.get("stream"):
-        raise ApiError(400, "Stream options can only be defined when `stream=True`.")
     return Asked(
         chat=chat,
         model=model,
         prompts=prompts,
-        max_tokens=max(1, max_tokens),
+        max_tokens=max_tokens,
         min_tokens=min_tokens,
         ignore_eos=bool(plain.get("ignore_eos")),
         stream=bool(plain.get("stream")),
@@ -132,36 +105,103 @@ def read(body: bytes, *, chat: bool, served: Sequence[str], max_model_len: int) 
     )
 
 
+def _mapping(body: bytes, content_type: str) -> dict[str, Any]:
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise _unvalidated("Unsupported Media Type: Only 'application/json' is allowed", None)
+    try:
+        plain = json.loads(body)
+    except json.JSONDecodeError as error:
+        detail = {
+            "type": "json_invalid",
+            "loc": f"body.{error.pos}",
+            "msg": "JSON decode error",
+            "input": {},
+            "ctx": {"error": error.msg},
+        }
+        raise _unvalidated(str(detail), f"body.{error.pos}") from error
+    except UnicodeDecodeError as error:
+        raise ApiError(400, "There was an error parsing the body", kind="Bad Request") from error
+    if not isinstance(plain, dict):
+        raise _mistyped("body", "Input should be a valid dictionary", plain)
+    return plain
+
+
+def _unvalidated(detail: str, param: str | None) -> ApiError:
+    """Return the refusal of a body that vLLM's request model does not accept."""
+    message = f"1 validation error:\n  {detail}"
+    return ApiError(400, message, kind="Bad Request", param=param)
+
+
+def _mistyped(where: str, message: str, value: object) -> ApiError:
+    kind = message.removeprefix("Input should be a valid ").replace("integer", "int") + "_type"
+    detail = {"type": kind, "loc": where, "msg": message, "input": value}
+    return _unvalidated(str(detail), where)
+
+
+def _malformed(param: str, message: str) -> ApiError:
+    detail = {"type": "value_error", "loc": "body", "msg": f"Value error, {message}"}
+    return _unvalidated(str(detail), param)
+
+
+def _beyond(message: str, param: str, value: int) -> ApiError:
+    """Return the refusal of a value that the model or the sampler cannot serve."""
+    return ApiError(400, f"{message} (parameter={param}, value={value})", param=param)
+
+
+def _max_tokens(plain: Mapping[str, Any], chat: bool, prompt: int, max_model_len: int) -> int:
+    """Return the output limit in effect; vLLM cuts it to what the context has room for."""
+    name = "max_completion_tokens" if chat and "max_completion_tokens" in plain else "max_tokens"
+    asked = _count(plain, name)
+    if asked is not None and asked > max_model_len:
+        raise _beyond(
+            f"{name}={asked} cannot be greater than max_model_len={max_model_len}. "
+            "Please request fewer output tokens.",
+            name,
+            asked,
+        )
+    if prompt > max_model_len:
+        raise _beyond(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
+            f"contains {prompt} input tokens, which exceeds this limit even without any output "
+            "tokens. Please reduce the length of the input prompt.",
+            "input_tokens",
+            prompt,
+        )
+    if asked is None:
+        asked = max_model_len if chat else 16
+    limit = min(asked, max_model_len - prompt)
+    if limit < 1:
+        raise _beyond(f"max_tokens must be at least 1, got {limit}.", "max_tokens", limit)
+    return limit
+
+
 def _seed(plain: Mapping[str, Any]) -> int | None:
     temperature = plain.get("temperature")
     if temperature is not None and not isinstance(temperature, (int, float)):
-        raise ApiError(400, "temperature: Input should be a valid number", kind="Bad Request")
+        raise _mistyped("body.temperature", "Input should be a valid float", temperature)
     if temperature is not None and temperature < 0:
         raise ApiError(
             400,
-            f"temperature must be non-negative, got {float(temperature)}.",
+            f"temperature must be non-negative, got {float(temperature)}. "
+            f"(parameter=temperature, value={float(temperature)})",
             param="temperature",
         )
     if temperature == 0:
         return None
-    seed = plain.get("seed")
-    return seed if isinstance(seed, int) else secrets.randbits(32)
+    seed = _count(plain, "seed")
+    return secrets.randbits(32) if seed is None else seed
 
 
-def _count(plain: Mapping[str, Any], name: str, default: int | None) -> int | None:
+def _count(plain: Mapping[str, Any], name: str) -> int | None:
     value = plain.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ApiError(400, f"{name}: Input should be a valid integer", kind="Bad Request")
-    if value < 0 or (value == 0 and name != "min_tokens"):
-        raise ApiError(400, f"{name} must be at least 1, got {value}.", param=name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise _mistyped(f"body.{name}", "Input should be a valid integer", value)
     return value
 
 
 def _prompts(plain: Mapping[str, Any]) -> tuple[Prompt, ...]:
     prompt = plain.get("prompt")
-    if isinstance(prompt, str):
+    if isinstance(prompt, str) and prompt:
         return (prompt,)
     if isinstance(prompt, list) and prompt:
         if all(_is_token(item) for item in prompt):
@@ -170,11 +210,9 @@ def _prompts(plain: Mapping[str, Any]) -> tuple[Prompt, ...]:
             return tuple(prompt)
         if all(isinstance(item, list) and item and all(map(_is_token, item)) for item in prompt):
             return tuple(prompt)
-    raise ApiError(
-        400,
-        "prompt: a string, a list of strings, of token ids, or of lists of token ids is needed",
-        param="prompt",
-    )
+    if prompt in (None, "", []):
+        raise _malformed("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
+    raise _mistyped("body.prompt", "Input should be a valid list", type(prompt).__name__)
 
 
 def _is_token(item: object) -> bool:
@@ -184,13 +222,13 @@ def _is_token(item: object) -> bool:
 def _chat_prompt(plain: Mapping[str, Any]) -> str:
     messages = plain.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise ApiError(400, "messages: Field required", param="messages", kind="Bad Request")
+        raise _mistyped("body.messages", "Input should be a valid list", messages)
     parts = []
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, list):
             content = "".join(part.get("text", "") for part in content if isinstance(part, dict))
         if not isinstance(content, str):
-            raise ApiError(400, "messages: content must be text", param="messages")
+            raise _mistyped("body.messages.content", "Input should be a valid string", content)
         parts.append(f"{message.get('role')}: {content}\n")
     return "".join(parts)

@@ -255,6 +255,7 @@ class Server:
         arrived = time.monotonic()
         asked = api.read(
             await request.read(),
+            request.headers.get("Content-Type", ""),
             chat=chat,
             served=self.launch.served,
             max_model_len=self.launch.max_model_len,
