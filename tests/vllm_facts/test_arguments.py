@@ -54,17 +54,26 @@ FORMS = {
     "the short flag": (vllm("-sc", OLD), ["-sc", NEW], []),
     "dotted, two items a key": (
         vllm(
-            "--speculative-config.method", "eagle3",
-            "--speculative-config.model", "drafter",
-            "--speculative-config.num_speculative_tokens", "5",
-            "--port", "9000",
+            "--speculative-config.method",
+            "eagle3",
+            "--speculative-config.model",
+            "drafter",
+            "--speculative-config.num_speculative_tokens",
+            "5",
+            "--port",
+            "9000",
         ),
         [
-            "--speculative-config.method", "eagle3",
-            "--speculative-config.model", "drafter",
-            "--speculative-config.num_speculative_tokens", "5",
-            "--speculative-config.num_speculative_tokens_per_batch_size", TABLE,
-            "--port", "9000",
+            "--speculative-config.method",
+            "eagle3",
+            "--speculative-config.model",
+            "drafter",
+            "--speculative-config.num_speculative_tokens",
+            "5",
+            "--speculative-config.num_speculative_tokens_per_batch_size",
+            TABLE,
+            "--port",
+            "9000",
         ],
         ["--port", "9000"],
     ),
@@ -94,7 +103,8 @@ FORMS = {
     ),
     "dotted forms replace a whole one": (
         vllm(
-            "--speculative-config", '{"method":"ngram"}',
+            "--speculative-config",
+            '{"method":"ngram"}',
             "--speculative-config.method=eagle3",
             "--speculative-config.model=drafter",
             "--speculative-config.num_speculative_tokens=5",
@@ -142,7 +152,11 @@ FORMS = {
     ),
     "a shell script over several lines": (
         script(f"set -e\nexec vllm serve m \\\n  --speculative-config '{OLD}' \\\n  --port 9000\n"),
-        ["sh", "-c", f"set -e\nexec vllm serve m \\\n  --speculative-config '{NEW}' \\\n  --port 9000\n"],
+        [
+            "sh",
+            "-c",
+            f"set -e\nexec vllm serve m \\\n  --speculative-config '{NEW}' \\\n  --port 9000\n",
+        ],
         ["sh", "-c", "set -e\nexec vllm serve m \\\n  --port 9000\n"],
     ),
     "a shell script with double quotes": (
@@ -155,13 +169,13 @@ FORMS = {
     ),
     "a shell script that uses other variables": (
         {
-            **script(f"vllm serve \"$MODEL\" --speculative-config '{OLD}' --api-key \"$KEY\""),
+            **script(f'vllm serve "$MODEL" --speculative-config \'{OLD}\' --api-key "$KEY"'),
             "env": [{"name": "MODEL", "value": "m"}],
         },
-        ["sh", "-c", f"vllm serve \"$MODEL\" --speculative-config '{NEW}' --api-key \"$KEY\""],
+        ["sh", "-c", f'vllm serve "$MODEL" --speculative-config \'{NEW}\' --api-key "$KEY"'],
         ["sh", "-c", 'vllm serve "$MODEL" --api-key "$KEY"'],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("given_", "with_card", "without"), FORMS.values(), ids=FORMS.keys())
@@ -190,21 +204,27 @@ def test_the_config_that_is_there_already_changes_no_byte():
 
 
 ADDED = {
-    "args are there": (vllm("--port", "9000"), "args", ["--port", "9000", "--speculative-config", NEW]),
+    "args are there": (
+        vllm("--port", "9000"),
+        "args",
+        ["--port", "9000", "--speculative-config", NEW],
+    ),
     "only a command is there": (
         container(command=["vllm", "serve", "m"]),
         "command",
         ["vllm", "serve", "m", "--speculative-config", NEW],
     ),
     "neither is there": (
-        container(image="vllm/vllm-openai:v0.32.0"), "args", ["--speculative-config", NEW],
+        container(image="vllm/vllm-openai:v0.32.0"),
+        "args",
+        ["--speculative-config", NEW],
     ),
     "a script with something behind": (
         script("vllm serve m --port 9000 > /log; echo gone"),
         "command",
         ["sh", "-c", f"vllm serve m --port 9000 --speculative-config '{NEW}' > /log; echo gone"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("given_", "field", "expected"), ADDED.values(), ids=ADDED.keys())
@@ -229,34 +249,60 @@ def test_kubernetes_puts_nothing_into_what_is_written():
 
 
 REFUSED = {
-    "an entry script": (container(command=["/entrypoint.sh"], args=["vllm", "serve"]), "EntryScript", "/entrypoint.sh"),
-    "a shell script in the image": (container(command=["bash", "/start.sh"]), "EntryScript", "/start.sh"),
+    "an entry script": (
+        container(command=["/entrypoint.sh"], args=["vllm", "serve"]),
+        "EntryScript",
+        "/entrypoint.sh",
+    ),
+    "a shell script in the image": (
+        container(command=["bash", "/start.sh"]),
+        "EntryScript",
+        "/start.sh",
+    ),
     "a Python program": (container(command=["python3", "serve.py"]), "EntryScript", "python3"),
     "a script that starts something else": (script("exec /start.sh"), "EntryScript", "script"),
     "two servers in one script": (
-        script("vllm serve a || vllm serve b"), "SeveralServers", "2 times",
+        script("vllm serve a || vllm serve b"),
+        "SeveralServers",
+        "2 times",
     ),
     "an image that is not known": (
-        container(image="example/llm:1", args=["--model", "m"]), "UnknownEntrypoint", "example/llm:1",
+        container(image="example/llm:1", args=["--model", "m"]),
+        "UnknownEntrypoint",
+        "example/llm:1",
     ),
     "no arguments and an image that is not known": (
-        container(image="example/llm:1"), "UnknownEntrypoint", "example/llm:1",
+        container(image="example/llm:1"),
+        "UnknownEntrypoint",
+        "example/llm:1",
     ),
     "extra quotes": (vllm("--speculative-config", f"'{OLD}'"), "UnsupportedArgumentForm", "quotes"),
     "escaped quotes": (
-        vllm("--speculative-config", OLD.replace('"', '\\"')), "UnsupportedArgumentForm", "layer",
+        vllm("--speculative-config", OLD.replace('"', '\\"')),
+        "UnsupportedArgumentForm",
+        "layer",
     ),
     "a JSON string of JSON": (
-        vllm("--speculative-config", json.dumps(OLD)), "UnsupportedArgumentForm", "layer",
+        vllm("--speculative-config", json.dumps(OLD)),
+        "UnsupportedArgumentForm",
+        "layer",
     ),
-    "no JSON object": (vllm("--speculative-config", "[1]"), "UnsupportedArgumentForm", "not a JSON object"),
+    "no JSON object": (
+        vllm("--speculative-config", "[1]"),
+        "UnsupportedArgumentForm",
+        "not a JSON object",
+    ),
     "no value": (vllm("--speculative-config"), "UnsupportedArgumentForm", "no value"),
     "an abbreviation": (vllm("--speculative", OLD), "UnsupportedArgumentForm", "abbreviation"),
     "flag and value in one item": (
-        vllm(f"--speculative-config {OLD}"), "UnsupportedArgumentForm", "write two",
+        vllm(f"--speculative-config {OLD}"),
+        "UnsupportedArgumentForm",
+        "write two",
     ),
     "the same key twice": (
-        vllm("--spec-method", "ngram", "--speculative-config", OLD), "UnsupportedArgumentForm", "method",
+        vllm("--spec-method", "ngram", "--speculative-config", OLD),
+        "UnsupportedArgumentForm",
+        "method",
     ),
     "a number that is none": (vllm("--max-num-seqs", "many"), "UnsupportedArgumentForm", "'many'"),
     "a variable from a Secret that may hold arguments": (
@@ -286,14 +332,19 @@ REFUSED = {
     "shell words that may be many": (script("vllm serve m $EXTRA"), "UnresolvedVariable", "$EXTRA"),
     "positional parameters": (script('vllm serve "$@"'), "UnresolvedVariable", "$@"),
     "a variable that the script sets": (
-        {**script("A=--data-parallel-size=2; vllm serve m $A"), "env": [{"name": "A", "value": "x"}]},
+        {
+            **script("A=--data-parallel-size=2; vllm serve m $A"),
+            "env": [{"name": "A", "value": "x"}],
+        },
         "UnresolvedVariable",
         "$A",
     ),
     "a here-document": (script("vllm serve m <<EOF\nx\nEOF"), "UnsupportedShell", "here-document"),
     "an open quote": (script("vllm serve 'm"), "UnsupportedShell", "quote"),
     "a --config file that is not at hand": (
-        vllm("--config", "/etc/vllm.yaml"), "UnsupportedArgumentForm", "/etc/vllm.yaml",
+        vllm("--config", "/etc/vllm.yaml"),
+        "UnsupportedArgumentForm",
+        "/etc/vllm.yaml",
     ),
     "SGLang": (
         container(image="lmsysorg/sglang:v1", command=["python3", "-m", "sglang.launch_server"]),
@@ -301,11 +352,21 @@ REFUSED = {
         "SGLang",
     ),
     "Text Generation Inference": (
-        container(image="ghcr.example/text-generation-inference:3"), "EngineNotSupported", "Text Generation",
+        container(image="ghcr.example/text-generation-inference:3"),
+        "EngineNotSupported",
+        "Text Generation",
     ),
-    "llama.cpp": (container(command=["/app/llama-server", "-m", "x"]), "EngineNotSupported", "llama.cpp"),
-    "TensorRT-LLM": (container(command=["trtllm-serve", "m"]), "EngineNotSupported", "TensorRT-LLM"),
-}  # fmt: skip
+    "llama.cpp": (
+        container(command=["/app/llama-server", "-m", "x"]),
+        "EngineNotSupported",
+        "llama.cpp",
+    ),
+    "TensorRT-LLM": (
+        container(command=["trtllm-serve", "m"]),
+        "EngineNotSupported",
+        "TensorRT-LLM",
+    ),
+}
 
 
 @pytest.mark.parametrize(("given_", "reason", "said"), REFUSED.values(), ids=REFUSED.keys())
@@ -346,12 +407,17 @@ FACTS = {
         vllm("--enforce-eager", "--no-async-scheduling", "--enable-lora"),
         {"enforce_eager": True, "async_scheduling": False, "enable_lora": True},
     ),
-    "a switch taken back": (vllm("--enforce-eager", "--no-enforce-eager"), {"enforce_eager": False}),
+    "a switch taken back": (
+        vllm("--enforce-eager", "--no-enforce-eager"),
+        {"enforce_eager": False},
+    ),
     "a prefill server": (
-        vllm("--kv-transfer-config", '{"kv_role": "kv_producer"}'), {"kv_role": "kv_producer"},
+        vllm("--kv-transfer-config", '{"kv_role": "kv_producer"}'),
+        {"kv_role": "kv_producer"},
     ),
     "a dotted prefill server": (
-        vllm("--kv-transfer-config.kv_role", "kv_consumer"), {"kv_role": "kv_consumer"},
+        vllm("--kv-transfer-config.kv_role", "kv_consumer"),
+        {"kv_role": "kv_consumer"},
     ),
     "graph mode": (vllm("-cc.cudagraph_mode", "PIECEWISE"), {"graph_mode": "PIECEWISE"}),
     "backend": (vllm("--attention-backend", "FLASHINFER"), {"attention_backend": "FLASHINFER"}),
@@ -360,7 +426,10 @@ FACTS = {
         container(command=["python", "-m", "vllm.entrypoints.openai.api_server", "--model=m"]),
         {"model": "m"},
     ),
-    "the model in a script": (script("exec vllm serve m --port 1234"), {"model": "m", "port": 1234}),
+    "the model in a script": (
+        script("exec vllm serve m --port 1234"),
+        {"model": "m", "port": 1234},
+    ),
     "speculative keys with dashes": (
         vllm("--speculative-config", '{"method":"ngram","num-speculative-tokens":2}'),
         {"speculative": {"method": "ngram", "num_speculative_tokens": 2}},
@@ -381,7 +450,7 @@ FACTS = {
         },
         {"port": 9},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("given_", "told"), FACTS.values(), ids=FACTS.keys())
