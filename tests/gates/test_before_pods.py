@@ -1,0 +1,471 @@
+"""Gates that need no pod."""
+
+import pytest
+
+from specschedule.core.gates import before_pods, blocking, refused
+from specschedule.core.observed import RolloutFacts, ServerFacts, TargetFacts, Unreadable
+from specschedule.core.spec import Spec
+from specschedule.core.versions import version_of_image
+from specschedule.vllm_facts import matrix
+
+CARD = [[1, 2, 5], [3, 16, 1]]
+
+
+def spec(schedule=None, *, candidates=None, **more):
+    plain = {
+        "target": {"name": "chat"},
+        "slo": {"ttft": "500ms"},
+        "candidates": candidates or [{"name": "card", "schedule": schedule or CARD}],
+        "load": {"points": [1, 8, 16], **more.pop("load", {})},
+        "bar": {"improve": [{"by": "15%"}]},
+        **more,
+    }
+    return Spec.model_validate(plain)
+
+
+def target(*, gpus=1, owner=None, can_roll=None, roll_unchecked=None, **server):
+    facts = {
+        "container": "server",
+        "image": "vllm/vllm-openai:v0.32.0",
+        "max_num_seqs": 16,
+        "speculative": {"method": "eagle3", "model": "d", "num_speculative_tokens": 5},
+        **server,
+    }
+    return TargetFacts(
+        resource_version="1",
+        generation=1,
+        template_hash="h",
+        server=ServerFacts.model_validate(facts),
+        owner=owner,
+        rollout=RolloutFacts(complete=True, message=""),
+        gpus=gpus,
+        can_roll=can_roll,
+        roll_unchecked=roll_unchecked,
+    )
+
+
+def answers(spec_, target_, **more):
+    return {gate.gate: gate for gate in before_pods(spec_, target_, matrix=matrix.ROWS, **more)}
+
+
+def speculative(**config):
+    return {"speculative": {"method": "eagle3", "num_speculative_tokens": 5, **config}}
+
+
+def test_a_good_run_is_held_by_nothing():
+    gates = list(answers(spec(), target()).values())
+    assert refused(gates) is None
+    assert blocking(gates) is None
+
+
+def test_the_published_configuration_is_accepted():
+    found = answers(spec(), target(**speculative(method="dspark")))
+    assert blocking(list(found.values())) is None
+    assert found["methodAndSchedule"].reason == "DraftingCostStays"
+    assert found["blockSize"].reason == "LeftToEngine"
+
+
+V1 = {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
+V2 = {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"}}
+
+CASES = {
+    "data parallelism switches schedules off": (
+        spec(),
+        target(data_parallel_size=2),
+        "dataParallel",
+        "Fail",
+        "DataParallel",
+        "size 2",
+    ),
+    "old engines cannot be tuned": (
+        spec(),
+        target(image="vllm/vllm-openai:v0.31.0"),
+        "engineVersion",
+        "Fail",
+        "VersionTooOld",
+        "0.31.0",
+    ),
+    "very old engines have no schedules": (
+        spec(),
+        target(image="x/vllm:0.23.0"),
+        "engineVersion",
+        "Fail",
+        "VersionTooOld",
+        "0.24.0",
+    ),
+    "a tag without a version is read from the first launch": (
+        spec(),
+        target(image="vllm/vllm-openai:latest"),
+        "engineVersion",
+        "NotApplicable",
+        "ReadFromLaunch",
+        "latest",
+    ),
+    "a bad row": (
+        spec([[1, 8, 1], [8, 16, 1]]),
+        target(),
+        "schedule",
+        "Fail",
+        "ScheduleOverlap",
+        "rows[1]",
+    ),
+    "mixed rows": (
+        spec([[1, 16, 3], [17, 64, 1, 4096, 1]]),
+        target(),
+        "schedule",
+        "Fail",
+        "ScheduleMixedLengths",
+        "rows[1]",
+    ),
+    "a context axis is in no release": (
+        spec([[1, 16, 1, 100, 2], [1, 16, 101, 200, 5]]),
+        target(),
+        "methodAndSchedule",
+        "Fail",
+        "EngineRefusesSchedule",
+        "0.33.0",
+    ),
+    "suffix drafting takes no schedule": (
+        spec(),
+        target(**speculative(method="suffix")),
+        "methodAndSchedule",
+        "Fail",
+        "EngineCrashesSchedule",
+        "suffix",
+    ),
+    "medusa dies at the first other K on 0.32": (
+        spec(),
+        target(**speculative(method="medusa")),
+        "methodAndSchedule",
+        "Fail",
+        "EngineCrashesSchedule",
+        "medusa",
+    ),
+    "medusa loses its schedule on 0.33": (
+        spec(),
+        target(image="x/vllm:v0.33.0", **speculative(method="medusa")),
+        "methodAndSchedule",
+        "Fail",
+        "EngineDisablesSchedule",
+        "switches the schedule off",
+    ),
+    "an eagle drafter follows K": (
+        spec(),
+        target(),
+        "methodAndSchedule",
+        "Pass",
+        "Holds",
+        "follows",
+    ),
+    "a draft model on runner V2 only truncates": (
+        spec(),
+        target(**speculative(method="draft_model")),
+        "methodAndSchedule",
+        "Pass",
+        "DraftingCostStays",
+        "cost of drafting stays",
+    ),
+    "a draft model on a CPU follows K": (
+        spec(),
+        target(gpus=0, **speculative(method="draft_model")),
+        "methodAndSchedule",
+        "Pass",
+        "Holds",
+        "V1",
+    ),
+    "an untested method is said to be untested": (
+        spec(),
+        target(**speculative(method="brand_new")),
+        "methodAndSchedule",
+        "NotApplicable",
+        "NotTested",
+        "brand_new",
+    ),
+    "runner V2 forced on a method that it lacks": (
+        spec(),
+        target(**V2, **speculative(method="suffix")),
+        "modelRunner",
+        "Fail",
+        "RunnerLacksMethod",
+        "suffix",
+    ),
+    "full graphs required on runner V1": (
+        spec(policy={"graphMode": "RequireFull"}),
+        target(**V1),
+        "graphMode",
+        "Fail",
+        "GraphsLostToSchedule",
+        "PIECEWISE",
+    ),
+    "the downgrade on runner V1 is only reported by default": (
+        spec(),
+        target(**V1),
+        "graphMode",
+        "Pass",
+        "DowngradeExpected",
+        "PIECEWISE",
+    ),
+    "no graphs on a CPU": (
+        spec(policy={"graphMode": "RequireFull"}),
+        target(gpus=0),
+        "graphMode",
+        "NotApplicable",
+        "NoGraphs",
+        "no GPU",
+    ),
+    "no graphs with enforce-eager": (
+        spec(policy={"graphMode": "RequireFull"}),
+        target(enforce_eager=True),
+        "graphMode",
+        "NotApplicable",
+        "NoGraphs",
+        "enforce-eager",
+    ),
+    "no method to draft by": (
+        spec(),
+        target(speculative=None),
+        "speculative",
+        "Fail",
+        "NoSpeculativeMethod",
+        "spec.speculative",
+    ),
+    "two methods to draft by": (
+        spec(speculative={"method": "ngram"}),
+        target(),
+        "speculative",
+        "Fail",
+        "TwoSpeculativeMethods",
+        "spec.speculative",
+    ),
+    "a method for a server without one": (
+        spec(speculative={"method": "ngram"}),
+        target(speculative=None),
+        "speculative",
+        "Pass",
+        "Holds",
+        "ngram",
+    ),
+    "a second source of tokens": (
+        spec(),
+        target(**speculative(num_speculative_tokens_per_seq_len=[[1, 9, 1]])),
+        "tokenSource",
+        "Fail",
+        "SecondTokenSource",
+        "num_speculative_tokens_per_seq_len",
+    ),
+    "another owner": (
+        spec(),
+        target(owner="InferenceService/chat"),
+        "owner",
+        "Fail",
+        "ControlledByAnother",
+        "InferenceService/chat",
+    ),
+    "another owner when nothing is written": (
+        spec(mode="Propose"),
+        target(owner="InferenceService/chat"),
+        "owner",
+        "Pass",
+        "ProposesOnly",
+        "InferenceService/chat",
+    ),
+    "half a server": (
+        spec(),
+        target(kv_role="kv_producer"),
+        "prefillDecodeSplit",
+        "Fail",
+        "PrefillDecodeSplit",
+        "kv_producer",
+    ),
+    "a server that registers itself": (
+        spec(),
+        target(environment={"LMCACHE_CONTROLLER_URL": "x"}),
+        "registration",
+        "Fail",
+        "RegistersItself",
+        "LMCACHE_CONTROLLER_URL",
+    ),
+    "a rollout that can never finish": (
+        spec(),
+        target(can_roll="maxUnavailable is 0 and no GPU is free"),
+        "rollout",
+        "Fail",
+        "RolloutDeadlock",
+        "no GPU is free",
+    ),
+    "a rollout that nobody asks for": (
+        spec(mode="Propose"),
+        target(can_roll="maxUnavailable is 0"),
+        "rollout",
+        "Pass",
+        "Holds",
+        "Propose",
+    ),
+    "a rollout that could not be looked at": (
+        spec(),
+        target(roll_unchecked="free GPUs"),
+        "rollout",
+        "NotApplicable",
+        "FreeGpusNotSeen",
+        "free GPUs",
+    ),
+    "a log level that hides warnings": (
+        spec(),
+        target(environment={"VLLM_LOGGING_LEVEL": "error"}),
+        "logLevel",
+        "Unknown",
+        "LogLevelHidesWarnings",
+        "VLLM_LOGGING_LEVEL",
+    ),
+    "prompts beyond the model's length": (
+        spec(load={"promptTokens": 4000, "outputTokens": 200}),
+        target(max_model_len=4096),
+        "load",
+        "Fail",
+        "BeyondModelLength",
+        "4096",
+    ),
+    "more in flight than the server batches": (
+        spec(load={"points": [1, 64]}),
+        target(),
+        "load",
+        "Pass",
+        "QueuesBeyondBatch",
+        "[64]",
+    ),
+    "a token budget smaller than K": (
+        spec([[1, 16, 16]]),
+        target(max_num_batched_tokens=16),
+        "tokenBudget",
+        "Fail",
+        "TokenBudget",
+        "K=16",
+    ),
+    "a token budget smaller than a full batch, with adapters": (
+        spec(),
+        target(max_num_batched_tokens=64, enable_lora=True),
+        "tokenBudget",
+        "Fail",
+        "TokenBudget",
+        "96",
+    ),
+    "a token budget smaller than a full batch": (
+        spec(),
+        target(max_num_batched_tokens=64),
+        "tokenBudget",
+        "Pass",
+        "BudgetShort",
+        "96",
+    ),
+    "the serving schedule is nothing new": (
+        spec(),
+        target(**speculative(num_speculative_tokens_per_batch_size=[[1, 2, 5], [3, 8, 1]])),
+        "newSchedule",
+        "Fail",
+        "AlreadyServing",
+        "card",
+    ),
+    "the serving schedule beside a new one": (
+        spec(candidates=[{"name": "a", "schedule": CARD}, {"name": "b", "schedule": [[1, 16, 2]]}]),
+        target(**speculative(num_speculative_tokens_per_batch_size=CARD)),
+        "newSchedule",
+        "Pass",
+        "HoldsWithNotes",
+        "a is the serving schedule",
+    ),
+    "the serving rows with another largest K are something new": (
+        spec(),
+        target(**speculative(num_speculative_tokens=7, num_speculative_tokens_per_batch_size=CARD)),
+        "newSchedule",
+        "Pass",
+        "Holds",
+        "",
+    ),
+    "a schedule with a gap is said to have one": (
+        spec([[1, 2, 5], [8, 16, 1]]),
+        target(),
+        "schedule",
+        "Pass",
+        "HoldsWithNotes",
+        "3-7",
+    ),
+    "notes of the arguments are shown": (
+        spec(),
+        target(notes=["odd"]),
+        "arguments",
+        "Pass",
+        "HoldsWithNotes",
+        "odd",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("spec_", "target_", "gate", "answer", "reason", "said"), CASES.values(), ids=CASES.keys()
+)
+def test_each_gate_has_its_answer_and_reason(spec_, target_, gate, answer, reason, said):
+    found = answers(spec_, target_)[gate]
+    assert (found.answer, found.reason) == (answer, reason)
+    assert said in found.message
+
+
+@pytest.mark.parametrize(
+    ("unreadable", "gate"),
+    [
+        (Unreadable(reason="EngineNotSupported", message="it runs SGLang"), "engine"),
+        (Unreadable(reason="EntryScript", message="/start.sh"), "arguments"),
+    ],
+)
+def test_a_server_that_cannot_be_read_is_refused_even_when_overridden(unreadable, gate):
+    facts = target().model_copy(update={"server": unreadable})
+    override = {"overrides": [{"gate": gate, "reason": "trust me"}]}
+    (found,) = before_pods(spec(policy=override), facts, matrix=matrix.ROWS)
+    assert (found.gate, found.answer, found.reason) == (gate, "Fail", unreadable.reason)
+
+
+def test_a_missing_target_is_one_failed_gate():
+    missing = Unreadable(reason="TargetNotFound", message="no Deployment chat")
+    (found,) = before_pods(spec(), missing)
+    assert (found.answer, found.reason) == ("Fail", "TargetNotFound")
+
+
+def test_an_override_passes_with_both_reasons_shown():
+    override = {"overrides": [{"gate": "registration", "reason": "the router ignores it"}]}
+    found = answers(spec(policy=override), target(environment={"DYN_NAMESPACE": "x"}))[
+        "registration"
+    ]
+    assert (found.answer, found.reason) == ("Pass", "Overridden")
+    assert "the router ignores it" in found.message
+    assert "DYN_NAMESPACE" in found.message
+
+
+def test_data_parallelism_cannot_be_overridden():
+    override = {"overrides": [{"gate": "dataParallel", "reason": "please"}]}
+    found = answers(spec(policy=override), target(data_parallel_size=2))["dataParallel"]
+    assert found.answer == "Fail"
+
+
+def test_a_known_version_counts_before_the_tag():
+    found = answers(spec(), target(image="x/vllm:v0.31.0"), engine_version="0.32.1")
+    assert found["engineVersion"].answer == "Pass"
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:v0.32.0", "0.32.0"),
+        ("registry.example:5000/vllm:0.32.0-cu129@sha256:ab", "0.32.0"),
+        ("rocm/vllm:rocm6.4_vllm_0.33.0", "0.33.0"),
+        ("registry.example:5000/vllm", None),
+        ("vllm/vllm-openai:latest", None),
+        ("vllm@sha256:0.32.0", None),
+        (None, None),
+    ],
+)
+def test_the_version_in_an_image_tag(image, version):
+    assert version_of_image(image) == version
+
+
+def test_every_row_of_the_matrix_says_what_it_was_tested_on():
+    assert all(row.tested and row.symptom for row in matrix.ROWS)
+    assert len({row.id for row in matrix.ROWS}) == len(matrix.ROWS)
