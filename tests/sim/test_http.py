@@ -52,6 +52,7 @@ def test_usage_so_far_grows_by_the_tokens_of_each_chunk(demo) -> None:
     assert texts == [4 * step for step in steps]
     assert max(steps) > 1
     assert last["choices"] == []
+    assert last["system_fingerprint"].startswith("vllm-0.32.0-")
     assert last["usage"] == {"prompt_tokens": 12, "total_tokens": 36, "completion_tokens": 24}
 
 
@@ -59,6 +60,9 @@ def test_usage_is_left_out_unless_asked_for(demo) -> None:
     events = demo.events("/v1/completions", ask())
     assert not any("usage" in event for event in events)
     assert all(event["choices"] for event in events)
+    marked = [event for event in events if "system_fingerprint" in event]
+    assert marked == events[-1:]
+    assert marked[0]["system_fingerprint"].startswith("vllm-0.32.0-")
 
 
 def test_chat_begins_with_the_role(demo) -> None:

@@ -286,7 +286,13 @@ class Server:
 
     def _ask(self, asked: Asked, transport: asyncio.Transport | None, arrived: float) -> Answer:
         name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{uuid.uuid4().hex}"
-        answer = Answer(asked, name, transport, differs=self.launch.hits(Fault.EQUIVALENCE))
+        answer = Answer(
+            asked,
+            name,
+            transport,
+            fingerprint=startup.fingerprint(self.launch),
+            differs=self.launch.hits(Fault.EQUIVALENCE),
+        )
         for index, prompt in enumerate(asked.prompts):
             length, end = asked.length(prompt)
             seed = asked.prompt_seed(prompt)
@@ -305,7 +311,7 @@ class Server:
         return answer
 
     async def _models(self, request: web.Request) -> web.Response:
-        cards = [
+        cards: list[dict[str, Any]] = [
             {
                 "id": name,
                 "object": "model",
@@ -314,6 +320,7 @@ class Server:
                 "root": self.launch.model,
                 "parent": None,
                 "max_model_len": self.launch.max_model_len,
+                "permission": [],
             }
             for name in self.launch.served
         ]

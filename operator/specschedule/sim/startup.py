@@ -205,16 +205,26 @@ def captured_sizes(launch: Launch) -> list[int]:
     return [size for size in sizes if size <= largest]
 
 
-def _compile_cache(launch: Launch) -> Iterator[Said]:
-    """Yield that the compile cache was warm; as in vLLM, its key ignores the schedule."""
+def config_hash(launch: Launch) -> str:
+    """Return ten hex digits of the configuration; as in vLLM, the schedule is not part of it."""
     key = f"{launch.model} {launch.speculative is not None} {launch.max_model_len}"
-    name = hashlib.sha256(key.encode()).hexdigest()[:10]
+    return hashlib.sha256(key.encode()).hexdigest()[:10]
+
+
+def fingerprint(launch: Launch) -> str:
+    """Return vLLM's ``system_fingerprint``."""
+    parallel = f"-dp{launch.data_parallel_size}" if launch.data_parallel_size > 1 else ""
+    return f"vllm-{VERSION}{parallel}-{config_hash(launch)[:8]}"
+
+
+def _compile_cache(launch: Launch) -> Iterator[Said]:
+    """Yield that the compile cache was warm."""
     yield Said(
         "Worker",
         "INFO",
         "backends.py:870",
-        f"Using cache directory: /cache/vllm/torch_compile_cache/{name}/rank_0_0/backbone for "
-        "vLLM's torch.compile",
+        f"Using cache directory: /cache/vllm/torch_compile_cache/{config_hash(launch)}/rank_0_0/"
+        "backbone for vLLM's torch.compile",
     )
     yield Said(
         "Worker",

@@ -24,13 +24,21 @@ class Answer:
         asked: The request.
         name: Its id.
         transport: Where chunks go; None when the answer is given whole.
+        fingerprint: vLLM's name for how it was launched.
         differs: Whether the output is wrong from the third token on (a planted fault).
     """
 
     def __init__(
-        self, asked: Asked, name: str, transport: asyncio.Transport | None, *, differs: bool
+        self,
+        asked: Asked,
+        name: str,
+        transport: asyncio.Transport | None,
+        *,
+        fingerprint: str,
+        differs: bool,
     ) -> None:
         self.asked = asked
+        self.fingerprint = fingerprint
         self.name = name
         self.created = int(time.time())
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -87,6 +95,7 @@ class Answer:
             last: dict[str, Any] = {"choices": []}
             if self.asked.usage:
                 last["usage"] = self.usage()
+                last["system_fingerprint"] = self.fingerprint
             if self.asked.timestamps:
                 last["sim"] = self.timestamps()
             events = self.head + json.dumps(last, separators=(",", ":"))[1:] + "\n\n"
@@ -101,7 +110,7 @@ class Answer:
             "model": self.asked.model,
             "choices": [sequence.choice() for sequence in self.sequences],
             "service_tier": None,
-            "system_fingerprint": None,
+            "system_fingerprint": self.fingerprint,
             "usage": {**self.usage(), "prompt_tokens_details": None},
             "kv_transfer_params": None,
         }
@@ -133,6 +142,8 @@ class Sequence:
         self._tail = f'{close},"logprobs":null,"finish_reason":null,{ids}'
         stop = '"stop_reason":null,' if asked.chat else ""
         self._last_tail = f'{close},"logprobs":null,"finish_reason":"{end}",{stop}{ids}'
+        if not asked.usage:
+            self._last_tail += f',"system_fingerprint":"{answer.fingerprint}"'
 
     def write(self, output: Output) -> bool:
         """Send the tokens of a step; False when the client is gone or does not read."""
@@ -193,5 +204,5 @@ class Sequence:
         return (
             f'{self.answer.head}"choices":[{{"index":{self.index},"delta":'
             f'{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}]'
-            f"{self._usage(0)}}}\n\n"
+            f'{self._usage(0)},"prompt_token_ids":null,"prompt_text":null}}\n\n'
         )
