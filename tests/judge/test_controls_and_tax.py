@@ -179,9 +179,6 @@ def test_an_incumbent_without_speculation_is_the_arm_none() -> None:
     for number in (1, 2):
         run.add("incumbent", number, [cell(8, 100.0, tokens=0)])
         run.add("candidate-card", number, [cell(8, 130.0, tokens=1)])
-    from specschedule.core.judge import judge
-    from specschedule.core.observed import ServerFacts
-
-    answer = judge(run.spec, run.launches, server=ServerFacts(container="server"))
+    answer = run.judge()
     assert [(tax.what, tax.change) for tax in answer.tax] == [("fromNone", pytest.approx(0.3))]
     assert "NoneNotMeasured" not in {note.reason for note in answer.notes}

@@ -85,6 +85,7 @@ def table_48944(candidate: tuple[float, ...], incumbent: tuple[float, ...]) -> R
         improve=[{"metric": "throughput", "at": [256], "by": "5%"}],
     )
     run = Run(spec)
+    tokens = {"candidate-card": 0, "none": 0, "static-3": 3, "incumbent": 3}
     arms = {
         "candidate-card": candidate,
         "none": NO_SPEC,
@@ -97,7 +98,7 @@ def table_48944(candidate: tuple[float, ...], incumbent: tuple[float, ...]) -> R
                 arm,
                 number,
                 [
-                    cell((256, ctx), outputTokens=round(rate * 100), tokens=0)
+                    cell((256, ctx), outputTokens=round(rate * 100), tokens=tokens[arm])
                     for ctx, rate in zip(CONTEXTS, arms[arm], strict=True)
                 ],
             )
@@ -122,6 +123,8 @@ def test_the_batch_only_schedule_pays_the_published_tax_against_none() -> None:
     taxes = table_48944(BATCH_ONLY, STATIC_3).judge().tax
     found = [tax.change for tax in taxes if tax.what == "fromNone"]
     assert found == pytest.approx([-0.308, -0.269, -0.220, -0.197], abs=5e-4)
+    bands = [tax.band for tax in taxes if tax.what == "fromNone"]
+    assert bands == [f"129-512, context {context}" for context in CONTEXTS]
     returned = [tax.change for tax in taxes if tax.what == "freeZero"]
     assert returned[0] == pytest.approx(2711.7 / 1875.6 - 1, abs=1e-3)
 

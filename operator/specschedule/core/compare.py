@@ -328,6 +328,18 @@ class Evidence:
         return list(found.values())
 
     @property
+    def none_arm(self) -> str | None:
+        """The arm without speculation: ``none``, or an incumbent that plans no tokens at all.
+
+        None where neither was measured.
+        """
+        if self.of(NONE):
+            return NONE
+        plain = [launch for launch in self.of(INCUMBENT) if launch.schedule is None]
+        planned = {cell.tokens for launch in plain for cell in self.cells(launch)}
+        return INCUMBENT if planned == {0} else None
+
+    @property
     def rate(self) -> Metric:
         """Goodput where it was measured, else throughput: what whole arms are compared by."""
         for launch in self.counted:

@@ -13,7 +13,6 @@ from specschedule.core import controls, eprocess
 from specschedule.core.bar import MIN_PAIRS, Applied, floor_share
 from specschedule.core.compare import (
     INCUMBENT,
-    NONE,
     Evidence,
     Pair,
     Place,
@@ -35,6 +34,7 @@ from specschedule.core.verdict import (
     Floor,
     Judgement,
     Note,
+    Tax,
     Verdict,
     Watched,
 )
@@ -66,12 +66,11 @@ def judge(
     Args:
         spec: The question and its bar.
         launches: All launches of the run, void and failed ones too.
-        server: The incumbent's server, for the arguments of a recommendation and to know an
-            incumbent without speculation; without it both are left out.
+        server: The incumbent's server, whose speculative config a recommendation changes;
+            without it the recommendation names the tokens only.
     """
     evidence = Evidence(spec, launches)
     noise = Noise(evidence)
-    plain = server is not None and server.speculative is None
     tried = [
         candidate.name
         for candidate in spec.candidates
@@ -83,10 +82,16 @@ def judge(
             reason="NothingMeasured",
             message="no candidate was launched",
             arms=_arms(evidence),
-            notes=_notes(evidence, incumbent_is_none=plain),
+            notes=_notes(evidence),
         )
     verdicts = [_Candidate(evidence, noise, name, len(tried)).verdict() for name in tried]
     outcome, said = _outcome(spec, verdicts)
+    tax = [
+        row
+        for candidate in spec.candidates
+        if candidate.name in tried
+        for row in tax_table(evidence, candidate)
+    ]
     return Judgement(
         outcome=outcome,
         reason=said.reason,
@@ -96,15 +101,10 @@ def judge(
         else controls.recommendation(said.controls, evidence, server),
         noise_floor=_floors(noise),
         verdicts=verdicts,
-        tax=[
-            row
-            for candidate in spec.candidates
-            if candidate.name in tried
-            for row in tax_table(evidence, candidate, incumbent_is_none=plain)
-        ],
+        tax=tax,
         watch=[item for verdict in verdicts for item in _watch(evidence, noise, verdict)],
         arms=_arms(evidence),
-        notes=_notes(evidence, incumbent_is_none=plain),
+        notes=[*_notes(evidence), *_stalls(spec, verdicts, tax)],
     )
 
 
@@ -366,7 +366,7 @@ def _arms(evidence: Evidence) -> list[ArmFacts]:
     ]
 
 
-def _notes(evidence: Evidence, *, incumbent_is_none: bool) -> list[Note]:
+def _notes(evidence: Evidence) -> list[Note]:
     """List what limits the verdict."""
     found = [
         ("LaunchNotCounted", f"launch {launch.launch} ({launch.arm}): {why}")
@@ -376,11 +376,31 @@ def _notes(evidence: Evidence, *, incumbent_is_none: bool) -> list[Note]:
         pairs = evidence.pairs(f"candidate-{candidate.name}")
         if len(pairs) >= MIN_PAIRS:
             found.extend(_imbalances(evidence, candidate.name, pairs))
-    if not incumbent_is_none and evidence.counted and not evidence.of(NONE):
+    if evidence.counted and evidence.none_arm is None:
         message = "none was not measured: whether speculation pays at all is not known"
         found.append(("NoneNotMeasured", message))
     found.extend(("TokensVary", message) for message in evidence.unplanned_tokens())
     return [Note(reason=reason, message=message) for reason, message in found]
+
+
+def _stalls(spec: Spec, verdicts: Sequence[Verdict], tax: Sequence[Tax]) -> list[Note]:
+    """Advise where a schedule holds in its bands and stalls between them."""
+    sound = {
+        verdict.candidate
+        for verdict in verdicts
+        if verdict.bars and all(bar.answer != "Lost" for bar in verdict.bars)
+    }
+    return [
+        Note(
+            reason="CrossingsStall",
+            message=f"{row.message}: only crossings stall; use fewer bands, a moved boundary will "
+            "not help",
+        )
+        for row in tax
+        if row.what == "crossing"
+        and row.candidate in sound
+        and row.change < -spec.bar.elsewhere.max_loss
+    ]
 
 
 def _imbalances(evidence: Evidence, name: str, pairs: Sequence[Pair]) -> Iterable[tuple[str, str]]:

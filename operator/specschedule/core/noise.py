@@ -115,10 +115,12 @@ def controls_of_each_other(evidence: Evidence, a: Launch, b: Launch, place: Plac
     """
     if a.arm == b.arm or {a.arm, b.arm} <= set(REFERENCE_ARMS):
         return True
-    if place is None or (a.schedule is None) != (b.schedule is None):
+    if place is None:
         return False
-    tokens = _tokens(evidence.at(a, place)), _tokens(evidence.at(b, place))
-    if tokens[0] is None or tokens[0] != tokens[1]:
+    tokens = _tokens(evidence.at(a, place))
+    if tokens is None or tokens != _tokens(evidence.at(b, place)):
+        return False
+    if _code_path(a, tokens) != _code_path(b, tokens):
         return False
     ours, theirs = a.receipt, b.receipt
     return not (
@@ -126,6 +128,14 @@ def controls_of_each_other(evidence: Evidence, a: Launch, b: Launch, place: Plac
         or _known_apart(ours.captured_sizes, theirs.captured_sizes)
         or _known_apart(ours.model_runner, theirs.model_runner)
     )
+
+
+def _code_path(launch: Launch, tokens: int) -> str:
+    """Return how the engine comes by its tokens: dynamic (a schedule), static or none."""
+    dynamic = launch.arm.startswith(("candidate-", "constant-")) or launch.arm == "zero"
+    if dynamic or launch.schedule is not None:
+        return "dynamic"
+    return "static" if tokens else "none"
 
 
 def _known_apart(a: object, b: object) -> bool:

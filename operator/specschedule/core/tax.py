@@ -5,26 +5,20 @@ from math import isfinite, log
 
 from specschedule.core import eprocess
 from specschedule.core.bands import band_of
-from specschedule.core.compare import INCUMBENT, NONE, Evidence, Place, measured, mixed, to_share
+from specschedule.core.compare import NONE, Evidence, Place, measured, mixed, to_share
 from specschedule.core.evidence import Cell, Launch
 from specschedule.core.schedule import Band
 from specschedule.core.spec import Candidate
 from specschedule.core.verdict import Tax
 
 
-def tax_table(evidence: Evidence, candidate: Candidate, *, incumbent_is_none: bool) -> list[Tax]:
+def tax_table(evidence: Evidence, candidate: Candidate) -> list[Tax]:
     """Return the costs of a candidate by band, as far as its controls were launched.
 
     Windows of the candidate that mix several K say nothing about a band and are left out.
-
-    Args:
-        evidence: The launches.
-        candidate: Candidate.
-        incumbent_is_none: Whether the incumbent serves without speculation, so that it is the
-            arm none.
     """
     arm = f"candidate-{candidate.name}"
-    none = INCUMBENT if incumbent_is_none else NONE
+    none = evidence.none_arm or NONE
     found: list[Tax] = []
     for at in sorted(set(evidence.spec.load.points)):
         for place in evidence.split(Place(evidence.rate, at)):
@@ -49,14 +43,14 @@ def _stable(evidence: Evidence, arm: str, none: str, band: Band, place: Place) -
     for what, ours, theirs, text in comparisons:
         differences = _differences(evidence, place, ours, theirs)
         if differences and all(isfinite(d) for d in differences):
-            yield _tax(evidence, arm, band, place.at, what, differences, text)
+            yield _tax(evidence, arm, band, place, what, differences, text)
 
 
 def _tax(
     evidence: Evidence,
     arm: str,
     band: Band,
-    at: int,
+    place: Place,
     what: str,
     differences: Sequence[float],
     text: str,
@@ -66,18 +60,20 @@ def _tax(
     low, high = (to_share(evidence.rate, b) for b in bounds) if bounds else (None, None)
     change = to_share(evidence.rate, mean)
     within = f", {low:+.1%} to {high:+.1%}" if low is not None and high is not None else ""
-    span = f"{band.first}-{band.last}"
+    span = f"{band.first}-{band.last}" + (
+        f", context {place.context}" if place.context is not None else ""
+    )
     return Tax(
         candidate=arm.removeprefix("candidate-"),
         band=span,
         tokens=band.tokens,
-        at=at,
+        at=place.at,
         what=what,
         change=change,
         low=low,
         high=high,
         count=len(differences),
-        message=f"band {span} (K={band.tokens}) at {at}: {text}: {change:+.1%} "
+        message=f"band {span} (K={band.tokens}) at {place.at}: {text}: {change:+.1%} "
         f"(n = {len(differences)}{within})",
     )
 
@@ -114,7 +110,9 @@ def _crossings(evidence: Evidence, arm: str, rows: Sequence[Sequence[int]]) -> l
         band = band_of(rows, boundary, None)
         if band is not None and all(isfinite(d) for d in differences):
             text = f"{'first pass' if what == 'firstPass' else 'passes'} across its upper boundary"
-            taxes.append(_tax(evidence, arm, band, boundary, what, differences, text))
+            taxes.append(
+                _tax(evidence, arm, band, Place(evidence.rate, boundary), what, differences, text)
+            )
     return taxes
 
 
