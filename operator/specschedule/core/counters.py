@@ -152,8 +152,8 @@ def _neighbours(launch: Launch, at: int | None, server: ServerFacts) -> set[int]
         return set()
     largest = max(1, *(row[-1] for row in launch.schedule))
     table = effective(launch.schedule, max_tokens=largest, max_num_seqs=server.max_num_seqs)
-    first = max(1, at - _REQUESTS_SHORT)
-    last = min(at + _REQUESTS_SHORT, server.max_num_seqs)
+    batch = min(at, server.max_num_seqs)
+    first, last = batch - _REQUESTS_SHORT, batch + _REQUESTS_SHORT
     return {band.tokens for band in table.bands() if band.first <= last and band.last >= first}
 
 

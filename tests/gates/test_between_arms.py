@@ -1,0 +1,396 @@
+"""Gates that the running arms answer."""
+
+import pytest
+
+from specschedule.core.evidence import Cell, Launch, Receipt
+from specschedule.core.gates import between_arms, blocking
+from specschedule.core.observed import ServerFacts
+from specschedule.core.receipts import differences
+from specschedule.core.spec import Spec
+
+ROWS = [[1, 2, 5], [3, 16, 1]]
+SERVER = ServerFacts(
+    container="server",
+    max_num_seqs=16,
+    speculative={"method": "eagle3", "num_speculative_tokens": 5},
+)
+
+
+def spec(**more):
+    return Spec.model_validate(
+        {
+            "target": {"name": "chat"},
+            "slo": {"ttft": "500ms"},
+            "candidates": [{"name": "card", "schedule": ROWS}],
+            "load": {"points": [1, 8], **more.pop("load", {})},
+            "bar": {"improve": [{"by": "15%"}]},
+            **more,
+        }
+    )
+
+
+def receipt(**more):
+    facts = {
+        "image_id": "sha256:a",
+        "engine_version": "0.32.0",
+        "gpu": "H100",
+        "model_runner": "V2",
+        "graph_mode": "FULL_AND_PIECEWISE",
+        "attention_backend": "FLASH_ATTN",
+        "async_scheduling": True,
+        "kv_cache_tokens": 100_000,
+        "log_level_hides_warnings": False,
+        "num_speculative_tokens": 5,
+        **more,
+    }
+    return Receipt.model_validate({k: v for k, v in facts.items() if v is not None})
+
+
+def cell(at, planned, *, per_draft=None, share=0.6, **more):
+    """A window of 1000 drafts that behaves as planned, unless told otherwise."""
+    drafted = planned if per_draft is None else per_draft
+    drafts = 1000 if drafted else 0
+    tokens = round(1000 * drafted)
+    plain = {
+        "cell": f"hold{at}",
+        "arm": "x",
+        "launch": 1,
+        "profile": {"kind": "hold", "concurrency": at},
+        "tokens": planned,
+        "context": 400,
+        "windowSeconds": 30.0,
+        "offered": 20,
+        "completed": 20,
+        "outputTokens": 4000,
+        "drafts": drafts,
+        "draftTokens": tokens,
+        "acceptedTokens": round(tokens * share),
+        "preemptions": 0,
+        "prefixCache": {"queries": 1000, "hits": 0},
+        **more,
+    }
+    return Cell.model_validate({k: v for k, v in plain.items() if v is not None})
+
+
+def launch(arm, cells=None, *, schedule=None, number=1, void=None, failed=None, **facts):
+    planned = {"incumbent": (5, 5), "candidate-card": (5, 1)}.get(arm)
+    if cells is None:
+        cells = (
+            [cell(1, planned[0]), cell(8, planned[1])] if planned else [none_cell(1), none_cell(8)]
+        )
+    if arm == "candidate-card" and schedule is None:
+        schedule = ROWS
+    return Launch(
+        arm=arm, launch=number, round=1, schedule=schedule, receipt=receipt(**facts), cells=cells,
+        void=void, failed=failed,
+    )  # fmt: skip
+
+
+def none_cell(at):
+    return cell(at, 0, drafts=None, draftTokens=None, acceptedTokens=None)
+
+
+def arms(**overrides):
+    """The three arms of a run that is in order, with launches replaced by name."""
+    plain = {
+        "incumbent": launch("incumbent"),
+        "candidate": launch("candidate-card"),
+        "none": launch("none", async_scheduling=True),
+        **overrides,
+    }
+    return [each for each in plain.values() if each is not None]
+
+
+def answer(gate, launches, spec_=None, server=SERVER):
+    found = {each.gate: each for each in between_arms(spec_ or spec(), launches, server)}
+    return found[gate]
+
+
+def test_arms_in_order_are_held_by_nothing():
+    assert blocking(between_arms(spec(), arms(), SERVER)) is None
+
+
+SAME = {
+    "imageId": ("image_id", "sha256:b"),
+    "engineVersion": ("engine_version", "0.33.0"),
+    "gpu": ("gpu", "A100"),
+    "modelRunner": ("model_runner", "V1"),
+    "attentionBackend": ("attention_backend", "FLASHINFER"),
+    "asyncScheduling": ("async_scheduling", False),
+}
+
+
+@pytest.mark.parametrize(("gate", "fact"), SAME.items(), ids=SAME.keys())
+def test_a_difference_between_speculative_arms_fails_and_names_both(gate, fact):
+    name, other = fact
+    found = answer(gate, arms(candidate=launch("candidate-card", **{name: other})))
+    assert (found.answer, found.reason) == ("Fail", "Differs")
+    assert str(other) in found.message
+    assert "candidate-card" in found.message
+    assert "incumbent" in found.message
+
+
+@pytest.mark.parametrize("gate", sorted(SAME.keys() - {"gpu"}))
+def test_a_fact_that_one_arm_does_not_tell_is_unknown(gate):
+    name, _ = SAME[gate]
+    found = answer(gate, arms(candidate=launch("candidate-card", **{name: None})))
+    assert (found.answer, found.reason) == ("Unknown", "NotRead")
+    assert "candidate-card" in found.message
+
+
+def test_without_any_gpu_the_gate_does_not_apply():
+    launches = [launch(arm, gpu=None) for arm in ("incumbent", "candidate-card", "none")]
+    assert answer("gpu", launches).answer == "NotApplicable"
+
+
+def test_none_may_differ_in_runner_backend_and_scheduling_but_not_in_image():
+    other = launch("none", model_runner="V1", attention_backend="X", async_scheduling=False)
+    assert blocking(between_arms(spec(), arms(none=other), SERVER)) is None
+    assert answer("imageId", arms(none=launch("none", image_id="sha256:b"))).answer == "Fail"
+
+
+def test_an_engine_that_turns_out_too_old_fails():
+    launches = [launch(a, engine_version="0.31.0") for a in ("incumbent", "candidate-card", "none")]
+    assert answer("engineVersion", launches).reason == "VersionTooOld"
+
+
+def downgraded(policy):
+    other = launch(
+        "candidate-card",
+        graph_mode="PIECEWISE",
+        notes=["GraphModeOverridden: Overriding to PIECEWISE"],
+    )
+    return answer("graphMode", arms(candidate=other), spec(policy={"graphMode": policy}))
+
+
+def test_a_graph_mode_that_differs_is_reported_or_refused_by_policy():
+    assert (downgraded("Report").answer, downgraded("Report").reason) == ("Pass", "DiffersReported")
+    assert "Overriding to PIECEWISE" in downgraded("Report").message
+    assert (downgraded("Same").answer, downgraded("Same").reason) == ("Fail", "Differs")
+    assert (downgraded("RequireFull").answer, downgraded("RequireFull").reason) == (
+        "Fail",
+        "NotFull",
+    )
+
+
+def test_no_graphs_anywhere_is_not_applicable_and_no_word_is_unknown():
+    without = [launch(a, graph_mode="NONE") for a in ("incumbent", "candidate-card", "none")]
+    assert answer("graphMode", without).answer == "NotApplicable"
+    silent = arms(candidate=launch("candidate-card", graph_mode=None))
+    assert answer("graphMode", silent).answer == "Unknown"
+
+
+def test_a_capture_list_that_stops_short_of_the_largest_row_fails():
+    rows = [[1, 6, 6]]
+    cut = launch(
+        "candidate-card", [cell(1, 6), cell(6, 6)], schedule=rows,
+        notes=["CaptureTruncated: Truncating max_cudagraph_capture_size to 40"],
+    )  # fmt: skip
+    server = SERVER.model_copy(update={"max_num_seqs": 6})
+    found = answer("graphCoverage", arms(candidate=cut), server=server)
+    assert (found.answer, found.reason) == ("Fail", "NotCaptured")
+    assert "42" in found.message
+    enough = launch(
+        "candidate-card", schedule=[[1, 6, 5]],
+        notes=["CaptureTruncated: Truncating max_cudagraph_capture_size to 40"],
+    )  # fmt: skip
+    assert answer("graphCoverage", arms(candidate=enough), server=server).answer == "Pass"
+
+
+def test_steps_beyond_the_captured_sizes_are_named():
+    short = launch("candidate-card", captured_sizes=[1, 2, 4, 8])
+    found = answer("graphCoverage", arms(candidate=short))
+    assert (found.answer, found.reason) == ("Pass", "BeyondCaptured")
+    assert "32" in found.message
+
+
+def test_kv_sizes_may_differ_but_the_load_must_fit_the_smallest():
+    smaller = launch("candidate-card", kv_cache_tokens=5_000)
+    assert answer("kvCache", arms(candidate=smaller)).reason == "DiffersReported"
+    tiny = launch("candidate-card", kv_cache_tokens=3_000)
+    found = answer("kvCache", arms(candidate=tiny))
+    assert (found.answer, found.reason) == ("Fail", "BeyondKvCache")
+    assert "8 in flight" in found.message
+    silent = launch("candidate-card", kv_cache_tokens=None)
+    assert answer("kvCache", arms(candidate=silent)).answer == "Unknown"
+
+
+@pytest.mark.parametrize("hides", [True, None])
+def test_a_hidden_or_unread_log_is_unknown(hides):
+    found = answer(
+        "logLevel", arms(candidate=launch("candidate-card", log_level_hides_warnings=hides))
+    )
+    assert (found.answer, found.reason) == ("Unknown", "LogLevelHidesWarnings")
+
+
+def test_a_launch_that_filled_the_caches_for_others_does_not_count_as_normal():
+    tuned = launch("incumbent", notes=["Tuned: Compiling a graph"], caches_warm=False)
+    warm = launch("candidate-card", caches_warm=True)
+    found = answer("caches", arms(incumbent=tuned, candidate=warm))
+    assert (found.answer, found.reason) == ("Fail", "TunedUnderMeasurement")
+    everyone = [launch(a, notes=["Tuned: x"]) for a in ("incumbent", "candidate-card", "none")]
+    assert answer("caches", everyone).answer == "Pass"
+
+
+def candidate(*cells, **more):
+    return arms(candidate=launch("candidate-card", list(cells), **more))
+
+
+EFFECT = {
+    "as planned": ([cell(1, 5), cell(8, 1)], "Pass", "Holds"),
+    "within the tolerance": (
+        [cell(1, 5, per_draft=4.9), cell(8, 1, per_draft=1.1)],
+        "Pass",
+        "Holds",
+    ),
+    "not limited at load": ([cell(1, 5), cell(8, 1, per_draft=5)], "Fail", "NotLimited"),
+    "off by accident": ([cell(1, 5, per_draft=0), cell(8, 1)], "Fail", "SpeculationOff"),
+    "too few at low load": (
+        [cell(1, 5), cell(12, 1), cell(2, 5, per_draft=0.4)],
+        "Fail",
+        "DraftsShort",
+    ),
+    "prefills flip K near a boundary": (
+        [cell(1, 5), cell(2, 5, per_draft=3.4)],
+        "Pass",
+        "HoldsWithNotes",
+    ),
+    "no counters": (
+        [cell(1, 5, drafts=None), cell(8, 1, draftTokens=None)],
+        "Unknown",
+        "NoDraftCounters",
+    ),
+    "void windows tell nothing": (
+        [cell(1, 5, per_draft=0, void="lag"), cell(8, 1, void="lag")],
+        "Unknown",
+        "NoDraftCounters",
+    ),
+}
+
+
+@pytest.mark.parametrize(("cells", "verdict", "reason"), EFFECT.values(), ids=EFFECT.keys())
+def test_drafted_tokens_are_held_against_the_plan(cells, verdict, reason):
+    found = answer("scheduleInEffect", candidate(*cells))
+    assert (found.answer, found.reason) == (verdict, reason)
+
+
+OFF = [[1, 2, 5], [3, 16, 0]]
+
+
+def test_off_on_purpose_is_told_from_off_by_accident_and_needs_the_control_without_speculation():
+    on_purpose = candidate(cell(1, 5), cell(8, 0), schedule=OFF)
+    assert answer("scheduleInEffect", on_purpose).answer == "Pass"
+    still_on = candidate(cell(1, 5), cell(8, 0, per_draft=5), schedule=OFF)
+    assert answer("scheduleInEffect", still_on).reason == "NotLimited"
+    alone = [each for each in on_purpose if each.arm != "none"]
+    found = answer("scheduleInEffect", alone)
+    assert (found.answer, found.reason) == ("Unknown", "NoControlForZero")
+
+
+def test_a_schedule_that_the_engine_switched_off_fails_whatever_was_drafted():
+    off = candidate(
+        cell(1, 5), cell(8, 1), notes=["ScheduleDisabled: Disabling num_speculative_tokens_per_ba"]
+    )
+    assert answer("scheduleInEffect", off).reason == "SwitchedOff"
+
+
+def test_a_schedule_other_than_the_launched_one_fails_and_another_spelling_does_not():
+    other = candidate(cell(1, 5), cell(8, 1), schedule=ROWS)
+    told = {"notes": None}
+    assert answer("scheduleInEffect", other).answer == "Pass"
+    for rows, expected in (([[1, 2, 5], [3, 8, 1]], "Pass"), ([[1, 16, 5]], "Fail")):
+        facts = receipt(**told).model_copy(update={"schedule": rows})
+        changed = [
+            each.model_copy(update={"receipt": facts}) if each.arm == "candidate-card" else each
+            for each in other
+        ]
+        assert answer("scheduleInEffect", changed).answer == expected
+
+
+def test_acceptance_below_the_floor_fails_and_nothing_drafted_is_not_available():
+    bad = candidate(cell(1, 5, share=0.004), cell(8, 1, share=0.004))
+    found = answer("acceptance", bad)
+    assert (found.answer, found.reason) == ("Fail", "AcceptanceBelowFloor")
+    assert "serve without speculation" in found.message
+    zero = arms(zero=launch("zero", [cell(1, 0), cell(8, 0)], schedule=[[1, 16, 0]]))
+    found = answer("acceptance", zero)
+    assert found.answer == "Pass"
+    assert "zero n/a" in found.message
+
+
+def test_acceptance_that_falls_after_a_zero_spell_is_drafter_state_lost():
+    lost = candidate(cell(1, 5, share=0.7), cell(8, 0), cell(1, 5, share=0.15), schedule=OFF)
+    found = answer("drafterState", lost)
+    assert (found.answer, found.reason) == ("Fail", "DrafterStateLost")
+    assert "70% before, 15% after" in found.message
+    kept = candidate(cell(1, 5, share=0.7), cell(8, 0), cell(1, 5, share=0.66), schedule=OFF)
+    assert answer("drafterState", kept).answer == "Pass"
+    assert answer("drafterState", arms()).answer == "NotApplicable"
+
+
+def cached(hits):
+    return [
+        cell(at, planned, prefixCache={"queries": 1000, "hits": hits})
+        for at, planned in ((1, 5), (8, 1))
+    ]
+
+
+def test_prefix_cache_hits_must_be_as_declared_and_alike():
+    apart = candidate(*cached(910))
+    assert answer("prefixCache", apart).reason == "ArmsNotComparable"
+    warm = {"load": {"prefixCache": "Warm"}}
+    assert answer("prefixCache", arms(), spec(**warm)).reason == "PrefixCacheCold"
+    everywhere = [launch(a, cached(500)) for a in ("incumbent", "candidate-card", "none")]
+    assert answer("prefixCache", everywhere).reason == "PromptsNotUnique"
+    assert answer("prefixCache", everywhere, spec(**warm)).answer == "Pass"
+    silent = candidate(cell(1, 5, prefixCache=None), cell(8, 1, prefixCache=None))
+    assert answer("prefixCache", silent).answer == "Unknown"
+
+
+def test_a_counted_window_with_preemptions_fails_and_an_unread_one_is_unknown():
+    assert answer("preemptions", candidate(cell(1, 5, preemptions=2))).reason == "Preempted"
+    assert answer("preemptions", candidate(cell(1, 5, preemptions=None))).answer == "Unknown"
+    void = candidate(cell(1, 5, preemptions=2, void="preempted"), cell(8, 1))
+    assert answer("preemptions", void).answer == "Pass"
+
+
+def test_output_equivalence_is_judged_by_how_often_none_differs_from_itself():
+    assert answer("outputEquivalence", arms()).reason == "NotChecked"
+    differing = arms(
+        candidate=launch("candidate-card", [cell(1, 5, first_token_differences=18)]),
+        none=launch("none", [none_cell(1).model_copy(update={"first_token_differences": 1})]),
+    )
+    assert answer("outputEquivalence", differing).reason == "OutputDiffers"
+
+
+def test_void_and_failed_launches_do_not_count():
+    launches = [
+        *arms(),
+        launch("candidate-card", number=7, image_id="sha256:b", void="preempted"),
+        launch("candidate-card", number=8, image_id="sha256:c", failed="out of memory"),
+    ]
+    assert blocking(between_arms(spec(), launches, SERVER)) is None
+
+
+def test_no_launch_is_no_evidence():
+    assert between_arms(spec(), [], SERVER)[0].answer == "Unknown"
+    assert between_arms(spec(), [launch("none")], SERVER)[0].answer == "Unknown"
+
+
+def test_a_server_without_speculation_is_its_own_incumbent():
+    bare = SERVER.model_copy(update={"speculative": None})
+    launches = arms(incumbent=launch("incumbent", [none_cell(1), none_cell(8)]))
+    chosen = spec(speculative={"method": "eagle3", "model": "d"})
+    assert blocking(between_arms(chosen, launches, bare)) is None
+
+
+def test_an_override_is_shown_beside_the_answer():
+    override = {"overrides": [{"gate": "prefixCache", "reason": "one template"}]}
+    everywhere = [launch(a, cached(500)) for a in ("incumbent", "candidate-card", "none")]
+    found = answer("prefixCache", everywhere, spec(policy=override))
+    assert (found.answer, found.reason) == ("Pass", "Overridden")
+    assert "PromptsNotUnique" in found.message
+
+
+def test_two_receipts_tell_what_differs():
+    assert differences(receipt(), receipt(gpu="A100", node="n")) == {"gpu": ("H100", "A100")}
