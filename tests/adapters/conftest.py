@@ -50,13 +50,16 @@ class Counters:
         return self.counts
 
 
-class Counting(Api):
-    """Counts calls by method."""
+class Line(Api):
+    """The line to the API server, on which calls are noted and answers can be disturbed."""
 
     calls: list[str] = []
+    kubelets_reachable = True
 
     def _call(self, method: str, path: str, *rest: Any) -> tuple[int, bytes]:
         self.calls.append(f"{method} {path}")
+        if path.endswith("/log") and not self.kubelets_reachable:
+            return 500, b'{"message": "dial tcp 10.0.0.9:10250: connect: no route to host"}'
         return super()._call(method, path, *rest)
 
 
@@ -120,7 +123,7 @@ class Place:
         self.batch = client.BatchV1Api(api_client)
         self.custom = client.CustomObjectsApi(api_client)
         self.metrics = Counters()
-        self.api = Counting(api_client)
+        self.api = Line(api_client)
         self.world = KubernetesWorld(
             metrics=self.metrics,
             image="specschedule:test",

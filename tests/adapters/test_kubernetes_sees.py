@@ -22,7 +22,7 @@ from specschedule.core.observed import (
 )
 from specschedule.core.spec import Spec
 
-from .conftest import Place, serving, wanted
+from .conftest import Place, serving, until, wanted
 
 pytestmark = pytest.mark.cluster
 
@@ -222,6 +222,27 @@ def test_a_trial_that_cannot_be_read_is_no_evidence(place: Place) -> None:
     written = {"status": {"cells": [nameless]}}
     place.api.patch("spectrials", place.namespace, TRIAL, written, subresource="status")
     assert place.observe().trials == []
+
+
+def test_a_lost_node_hides_a_log_for_a_while_but_stops_nothing(place: Place) -> None:
+    launch(place)
+    visit = place.plan().visit.model_copy(update={"url": "http://10.0.0.7:8000"})
+    place.world.perform(place.key, StartVisit(trial=TRIAL, visit=visit))
+    until(lambda: any(each.startswith(f"{TRIAL}-v1") for each in place.names("pods")))
+    died = {"name": "server", "image": "x", "imageID": "x", "ready": False, "restartCount": 0}
+    terminated = {"terminated": {"exitCode": 1}}
+    place.pod_status(
+        TRIAL, {"phase": "Failed", "containerStatuses": [died | {"state": terminated}]}
+    )
+    place.api.kubelets_reachable = False
+    seen = trial(place)
+    assert seen.visit is not None
+    assert (seen.visit.phase, seen.visit.message[:40]) == (
+        "Running",
+        "its log cannot be read just now: 500: di",
+    )
+    assert seen.pod is not None
+    assert (seen.pod.reason, seen.pod.message) == ("Exited", "container server exited with 1")
 
 
 def test_pods_of_others_are_not_taken_for_ours(place: Place) -> None:

@@ -4,6 +4,7 @@ Nothing that is not ours is adopted, overwritten or deleted, and nothing is crea
 SpecSchedule that is being deleted.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from specschedule.core.observed import (
 )
 from specschedule.core.spec import Spec
 from specschedule.core.visit import Visit
-from specschedule.ports import Conflict, Key, Refused
+from specschedule.ports import Conflict, Key, Refused, Unavailable
 from specschedule.vllm_facts.arguments import (
     ArgumentEdit,
     find_container,
@@ -38,6 +39,8 @@ from specschedule.vllm_facts.arguments import (
 )
 from specschedule.vllm_facts.target import sourced_environment
 from specschedule.wire import events, jobs, manifests, names, patches, statuses
+
+log = logging.getLogger(__name__)
 
 
 class Settings(NamedTuple):
@@ -109,7 +112,16 @@ class Actor:
             self._api.patch("specschedules", *key, body, subresource="status")
 
     def announce(self, key: Key, reason: str, message: str, *, warning: bool) -> None:
-        """Emit an event about the SpecSchedule; the same one again is counted, not repeated."""
+        """Emit an event about the SpecSchedule; the same one again is counted, not repeated.
+
+        Events are news for people; a run goes on when they cannot be written.
+        """
+        try:
+            self._announce(key, reason, message, warning=warning)
+        except (Conflict, Refused, Unavailable) as error:
+            log.warning("%s/%s: no event for %s: %s", *key, reason, error)
+
+    def _announce(self, key: Key, reason: str, message: str, *, warning: bool) -> None:
         schedule = self._api.get("specschedules", *key)
         if schedule is None:
             return

@@ -260,7 +260,15 @@ class Observer:
 
     def _visit(self, job: Object, pods_by_owner: Mapping[str, list[Object]]) -> VisitFacts:
         pod = next(iter(pods_by_owner.get(job["metadata"]["uid"], [])), None)
-        said = self._log(pod, "load") if pod is not None else None
+        try:
+            said = self._api.log(*_named(pod), "load") if pod is not None else None
+        except Unavailable as error:
+            # An unreachable kubelet may come back; when its node is given up, so is the log.
+            return VisitFacts(
+                phase="Running",
+                message=f"its log cannot be read just now: {error}",
+                created_at=pods.unix(job["metadata"]["creationTimestamp"]),
+            )
         seen = jobs.visit_facts(job, pod, said)
         if seen.phase == "Running" and pod is None and self._slow(seen.created_at):
             seen = seen.model_copy(update={"message": self._warning(job) or seen.message})
@@ -296,8 +304,12 @@ class Observer:
         return f"{latest['reason']}: {latest['message']}" if latest else None
 
     def _log(self, pod: Object, container: str, **options: int) -> str | None:
-        metadata = pod["metadata"]
-        return self._api.log(metadata["namespace"], metadata["name"], container, **options)
+        """Return a server's log; None when it cannot be read, as when its node is lost."""
+        namespace, name = _named(pod)
+        try:
+            return self._api.log(namespace, name, container, **options)
+        except Unavailable:
+            return None
 
 
 def schedule_facts(schedule: Object) -> ScheduleFacts:
@@ -380,6 +392,10 @@ def _newest_visit(of_trial: Iterable[Object]) -> Object | None:
     """Return the newest load job that is not being deleted."""
     present = [job for job in of_trial if "deletionTimestamp" not in job["metadata"]]
     return max(present, key=_visit_number, default=None)
+
+
+def _named(each: Object) -> tuple[str, str]:
+    return each["metadata"]["namespace"], each["metadata"]["name"]
 
 
 def _said_at(event: Object) -> str:
