@@ -194,9 +194,10 @@ def visit_job(
                 "env": environment,
                 "ports": [{"name": "metrics", "containerPort": LOAD_PORT}],
                 "volumeMounts": mounts,
-                # No CPU limit: throttling would delay sends and void windows.
+                # A generator that waits for a core sends late and voids its windows: a share of one
+                # is asked for, and no limit throttles it.
                 "resources": {
-                    "requests": {"cpu": "100m", "memory": "128Mi"},
+                    "requests": {"cpu": "500m", "memory": "128Mi"},
                     "limits": {"memory": "1Gi"},
                 },
                 "securityContext": {
