@@ -1,0 +1,514 @@
+"""Field cases 1-37 as far as they can be answered before a pod, through the command itself.
+
+Each row is a situation that others met and the right behaviour towards it. Rows about a measured
+difference belong to the judge, rows about a dying pod to the reconcile.
+"""
+
+import json
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from specschedule.cli.main import main
+from specschedule.vllm_facts.failures import start_failure
+from specschedule.vllm_facts.metrics import read_metrics
+
+STATIC = {"method": "eagle3", "model": "d", "num_speculative_tokens": 4}
+DYNAMIC = (
+    "Dynamic speculative decoding changes the target verification length at runtime. Overriding "
+    "cudagraph_mode from FULL_AND_PIECEWISE to PIECEWISE for reliability."
+)
+
+
+def specschedule(schedule=None, **spec):
+    return {
+        "apiVersion": "specschedule.dev/v1alpha1",
+        "kind": "SpecSchedule",
+        "metadata": {"name": "chat", "namespace": "llm"},
+        "spec": {
+            "target": {"name": "chat"},
+            "slo": {"ttft": "500ms"},
+            "candidates": [{"name": "card", "schedule": schedule or [[1, 4, 4], [5, 16, 0]]}],
+            "load": {"points": [1, 6, 16]},
+            "bar": {"improve": [{"by": "15%"}]},
+            **spec,
+        },
+    }
+
+
+def deployment(*args, speculative=STATIC, image="vllm/vllm-openai:v0.32.0", gpu=True, **container):
+    carried = ["--speculative-config", json.dumps(speculative)] if speculative else []
+    server = {
+        "name": "server",
+        "image": image,
+        "args": ["--model", "m", "--max-num-seqs", "16", *carried, *args],
+        **({"resources": {"limits": {"nvidia.com/gpu": 1}}} if gpu else {}),
+        **container,
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "chat", "namespace": "llm"},
+        "spec": {
+            "replicas": 2,
+            "template": {
+                "metadata": {"labels": {"app": "chat"}},
+                "spec": {"containers": [server]},
+            },
+        },
+    }
+
+
+@pytest.fixture
+def preflight(tmp_path):
+    """Runs the command on objects and texts; returns its answer."""
+
+    def run(schedule, target, *, log=None, metrics=None):
+        (tmp_path / "spec.yaml").write_text(yaml.safe_dump(schedule))
+        (tmp_path / "target.yaml").write_text(yaml.safe_dump(target))
+        arguments = ["-f", str(tmp_path / "spec.yaml"), "--target", str(tmp_path / "target.yaml")]
+        for name, text in (("log", log), ("metrics", metrics)):
+            if text is not None:
+                (tmp_path / name).write_text(text)
+                arguments += [f"--{name}", str(tmp_path / name)]
+        result = CliRunner().invoke(main, ["preflight", *arguments, "-o", "json"])
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.output)
+
+    return run
+
+
+def line(message, level="WARNING"):
+    return f"(EngineCore_DP0 pid=7) {level} 11-29 10:00:00 [vllm.py:1] {message}\n"
+
+
+BANNER = line(
+    "Initializing a V1 LLM engine (v0.32.0) with config: model='m', device_config=cuda, "
+    "compilation_config={'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>}",
+    "INFO",
+)
+STARTED = line("init engine (profile, create kv cache, warmup model) took 9.00 s", "INFO")
+
+V1 = {"env": [{"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "0"}]}
+V2 = {"env": [{"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "1"}]}
+FULL = {"policy": {"graphMode": "RequireFull"}}
+
+# Case, schedule and target, log or metrics; then whether it is accepted, the gate, its answer,
+# and what its message says.
+CASES = {
+    "1 data parallelism": (
+        specschedule(),
+        deployment("--data-parallel-size", "2"),
+        {},
+        False,
+        "dataParallel",
+        "Fail",
+        "size 2",
+    ),
+    "1 data parallelism, short": (
+        specschedule(),
+        deployment("-dp", "2"),
+        {},
+        False,
+        "dataParallel",
+        "Fail",
+        "size 2",
+    ),
+    "1 seen in the log": (
+        specschedule(),
+        deployment(),
+        {"log": line("Disabling num_speculative_tokens_per_batch_size and falling back to static")},
+        False,
+        "scheduleInEffect",
+        "Fail",
+        "Disabling",
+    ),
+    "3 full graphs required": (
+        specschedule(**FULL),
+        deployment(),
+        {"log": BANNER + line(DYNAMIC) + STARTED},
+        False,
+        "graphMode",
+        "Fail",
+        "PIECEWISE",
+    ),
+    "3 full graphs required, before any log": (
+        specschedule(**FULL),
+        deployment(**V1),
+        {},
+        False,
+        "graphMode",
+        "Fail",
+        "PIECEWISE",
+    ),
+    "3 the downgrade is printed by default": (
+        specschedule(),
+        deployment(),
+        {"log": BANNER + line(DYNAMIC) + STARTED},
+        True,
+        "graphMode",
+        "Pass",
+        "Overriding cudagraph_mode",
+    ),
+    "4 a CPU has no graphs": (
+        specschedule(**FULL),
+        deployment(gpu=False),
+        {},
+        True,
+        "graphMode",
+        "NotApplicable",
+        "no GPU",
+    ),
+    "4 eager has no graphs": (
+        specschedule(**FULL),
+        deployment("--enforce-eager"),
+        {},
+        True,
+        "graphMode",
+        "NotApplicable",
+        "enforce-eager",
+    ),
+    "5a runner V2 forced on suffix": (
+        specschedule(),
+        deployment(speculative={"method": "suffix", "num_speculative_tokens": 4}, **V2),
+        {},
+        False,
+        "modelRunner",
+        "Fail",
+        "suffix",
+    ),
+    "5b the fallback is labelled": (
+        specschedule(),
+        deployment(),
+        {
+            "log": BANNER
+            + line("Model Runner V2 does not yet support X; using the V1 model runner instead.")
+            + STARTED
+        },
+        True,
+        "modelRunner",
+        "Pass",
+        "using the V1 model runner",
+    ),
+    "10 suffix takes no schedule": (
+        specschedule(),
+        deployment(speculative={"method": "suffix", "num_speculative_tokens": 4}),
+        {},
+        False,
+        "methodAndSchedule",
+        "Fail",
+        "suffix",
+    ),
+    "11 a division by zero at the start": (
+        specschedule(),
+        deployment(),
+        {"log": BANNER + line("ZeroDivisionError: division by zero", "ERROR")},
+        False,
+        "start",
+        "Fail",
+        "ZeroDivisionError",
+    ),
+    "12 an assertion while capturing": (
+        specschedule(),
+        deployment(),
+        {"log": BANNER + line("Capturing CUDA graphs (FULL)", "INFO") + "AssertionError: shapes\n"},
+        False,
+        "start",
+        "Fail",
+        "failed during graph capture",
+    ),
+    "15 the token budget": (
+        specschedule(),
+        deployment(),
+        {"log": BANNER + "ValueError: max_num_scheduled_tokens is set to -1792 based on\n"},
+        False,
+        "start",
+        "Fail",
+        "-1792",
+    ),
+    "17 a capture list that stops short": (
+        specschedule([[1, 6, 6]]),
+        deployment("--max-num-seqs", "6"),
+        {"log": BANNER + line("Truncating max_cudagraph_capture_size to 40") + STARTED},
+        False,
+        "graphCoverage",
+        "Fail",
+        "42",
+    ),
+    "18 a prefix": (
+        specschedule(**FULL),
+        deployment(),
+        {"log": line(DYNAMIC)},
+        False,
+        "graphMode",
+        "Fail",
+        "PIECEWISE",
+    ),
+    "18 a lost bracket": (
+        specschedule(**FULL),
+        deployment(),
+        {"log": line(DYNAMIC)[1:]},
+        False,
+        "graphMode",
+        "Fail",
+        "PIECEWISE",
+    ),
+    "18 one JSON object": (
+        specschedule(**FULL),
+        deployment(),
+        {"log": json.dumps({"levelname": "WARNING", "message": DYNAMIC})},
+        False,
+        "graphMode",
+        "Fail",
+        "PIECEWISE",
+    ),
+    "18 a level that hides it": (
+        specschedule(**FULL),
+        deployment(),
+        {"log": "INFO:     Application startup complete.\n"},
+        False,
+        "logLevel",
+        "Unknown",
+        "log level hides engine warnings",
+    ),
+    "18 a level that will hide it": (
+        specschedule(),
+        deployment(env=[{"name": "VLLM_LOGGING_LEVEL", "value": "ERROR"}]),
+        {},
+        False,
+        "logLevel",
+        "Unknown",
+        "hide engine warnings",
+    ),
+    "20 a drafter that is never right": (
+        specschedule(),
+        deployment(),
+        {
+            "metrics": "vllm:spec_decode_num_drafts_total 10000\n"
+            "vllm:spec_decode_num_draft_tokens_total 50000\n"
+            "vllm:spec_decode_num_accepted_tokens_total 200\n"
+        },
+        False,
+        "acceptance",
+        "Fail",
+        "0.4%",
+    ),
+    "21 out of memory": (
+        specschedule(),
+        deployment(),
+        {"log": BANNER + "torch.OutOfMemoryError: CUDA out of memory.\n"},
+        False,
+        "start",
+        "Fail",
+        "out of memory",
+    ),
+    "22 a stalled engine that answers": (
+        specschedule(),
+        deployment(),
+        {"metrics": "vllm:num_requests_running 0\nvllm:num_requests_waiting 3\n"},
+        False,
+        "servingAlive",
+        "Fail",
+        "3 requests wait",
+    ),
+    "26 JSON with extra quotes": (
+        specschedule(),
+        deployment("--speculative-config", "'{}'", speculative=None),
+        {},
+        False,
+        "arguments",
+        "Fail",
+        "quotes",
+    ),
+    "26 dotted": (
+        specschedule(),
+        deployment(
+            "--speculative-config.method",
+            "ngram",
+            "--speculative-config.num_speculative_tokens",
+            "4",
+            speculative=None,
+        ),
+        {},
+        True,
+        "arguments",
+        "Pass",
+        "exactly",
+    ),
+    "26 inside a shell": (
+        specschedule(),
+        deployment(
+            speculative=None,
+            command=["sh", "-c"],
+            args=[f"vllm serve m --max-num-seqs 16 --speculative-config '{json.dumps(STATIC)}'"],
+        ),
+        {},
+        True,
+        "arguments",
+        "Pass",
+        "exactly",
+    ),
+    "27 a map instead of rows": (
+        specschedule({"1-8": 3, "9-16": 1}),
+        deployment(),
+        {},
+        False,
+        "schedule",
+        "Fail",
+        "write [[1, 8, 3], [9, 16, 1]]",
+    ),
+    "28 start past end": (
+        specschedule([[8, 1, 3]]),
+        deployment(),
+        {},
+        False,
+        "schedule",
+        "Fail",
+        "rows[0]",
+    ),
+    "28 negative tokens": (
+        specschedule([[1, 8, -1]]),
+        deployment(),
+        {},
+        False,
+        "schedule",
+        "Fail",
+        "rows[0]",
+    ),
+    "28 two numbers": (
+        specschedule([[1, 8]]),
+        deployment(),
+        {},
+        False,
+        "schedule",
+        "Fail",
+        "rows[0]",
+    ),
+    "29 mixed rows": (
+        specschedule([[1, 16, 3], [17, 64, 1, 4096, 1]]),
+        deployment(),
+        {},
+        False,
+        "schedule",
+        "Fail",
+        "cannot be mixed",
+    ),
+    "29 three of four cells": (
+        specschedule([[1, 8, 1, 4096, 3], [1, 8, 4097, 131072, 5], [9, 16, 1, 4096, 1]]),
+        deployment(),
+        {},
+        False,
+        "schedule",
+        "Fail",
+        "3 of 4 cells",
+    ),
+    "29 a gap of contexts": (
+        specschedule([[1, 16, 1, 4096, 3], [1, 16, 5000, 131072, 5]]),
+        deployment(),
+        {},
+        False,
+        "schedule",
+        "Fail",
+        "4097-4999",
+    ),
+    "30 a second source of tokens": (
+        specschedule(),
+        deployment(speculative={**STATIC, "num_speculative_tokens_per_seq_len": [[1, 9, 1]]}),
+        {},
+        False,
+        "tokenSource",
+        "Fail",
+        "num_speculative_tokens_per_seq_len",
+    ),
+    "35 engines that disagree": (
+        specschedule(),
+        deployment(),
+        {
+            "metrics": 'vllm:spec_decode_num_drafts_total{engine="0"} 100\n'
+            'vllm:spec_decode_num_drafts_total{engine="1"} 100\n'
+            'vllm:spec_decode_num_draft_tokens_total{engine="0"} 400\n'
+            'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 300\n'
+            'vllm:spec_decode_num_accepted_tokens_total{engine="1"} 0\n'
+        },
+        True,
+        "acceptance",
+        "Pass",
+        "acceptance length 2.500; engines disagree",
+    ),
+    "36 another engine": (
+        specschedule(),
+        deployment(image="lmsysorg/sglang:v0.5"),
+        {},
+        False,
+        "engine",
+        "Fail",
+        "SGLang",
+    ),
+    "37 a key that vLLM does not know": (
+        specschedule(),
+        deployment(speculative={**STATIC, "adaptive_verification": True}),
+        {},
+        True,
+        "arguments",
+        "Pass",
+        "adaptive_verification",
+    ),
+    "37 the start that it fails": (
+        specschedule(),
+        deployment(),
+        {
+            "log": "1 validation error for SpeculativeConfig\nadaptive_verification\n"
+            "  Unexpected keyword argument [type=unexpected_keyword_argument]\n"
+        },
+        False,
+        "start",
+        "Fail",
+        "engine refuses option adaptive_verification",
+    ),
+    "49 nothing drafted is not available": (
+        specschedule(),
+        deployment(),
+        {"metrics": "vllm:num_requests_running 0\n"},
+        True,
+        "acceptance",
+        "NotApplicable",
+        "n/a",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "target", "seen", "accepted", "gate", "verdict", "said"),
+    CASES.values(),
+    ids=CASES.keys(),
+)
+def test_a_field_case_meets_its_right_behaviour(
+    preflight, schedule, target, seen, accepted, gate, verdict, said
+):
+    answer = preflight(schedule, target, **seen)
+    found = next(each for each in answer["gates"] if each["gate"] == gate)
+    assert (found["answer"], answer["accepted"]) == (verdict, accepted), answer
+    assert said in found["message"]
+    assert all(each["reason"].isidentifier() for each in answer["gates"])
+
+
+def test_14_and_16_name_an_unavailable_number_of_tokens():
+    sizes = start_failure(
+        "ValueError: No valid cudagraph sizes after rounding to multiple of 3 (num"
+    )
+    assert (sizes.reason, sizes.retry) == ("GraphSizes", False)
+    block = start_failure(
+        "ValueError: DSpark requires num_speculative_tokens to match the block_size (7); got 5."
+    )
+    assert (block.reason, block.retry) == ("BlockSize", False)
+
+
+def test_35_counters_are_summed_over_engines():
+    text = (
+        'vllm:spec_decode_num_drafts_total{engine="0"} 100\n'
+        'vllm:spec_decode_num_drafts_total{engine="1"} 100\n'
+        'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 300\n'
+        'vllm:spec_decode_num_accepted_tokens_total{engine="1"} 0\n'
+    )
+    assert read_metrics(text).acceptance_length == 2.5
