@@ -78,6 +78,8 @@ def read(
     if plain.get("n") not in (None, 1):
         raise ApiError(400, "this server answers n=1 only", param="n")
     options = plain.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise _mistyped("body.stream_options", "Input should be a valid dictionary", options)
     if options and not plain.get("stream"):
         raise _malformed("stream_options", "Stream options can only be defined when `stream=True`.")
     prompts = (_chat_prompt(plain),) if chat else _prompts(plain)
@@ -227,7 +229,8 @@ def _chat_prompt(plain: Mapping[str, Any]) -> str:
     for message in messages:
         content = message.get("content") if isinstance(message, dict) else None
         if isinstance(content, list):
-            content = "".join(part.get("text", "") for part in content if isinstance(part, dict))
+            texts = [part.get("text") for part in content if isinstance(part, dict)]
+            content = "".join(text for text in texts if isinstance(text, str))
         if not isinstance(content, str):
             raise _mistyped("body.messages.content", "Input should be a valid string", content)
         parts.append(f"{message.get('role')}: {content}\n")

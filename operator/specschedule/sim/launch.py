@@ -334,7 +334,8 @@ def _checked(speculative: Mapping[str, Any] | None, world: World) -> Speculative
     given = dict(speculative)
     key = "num_speculative_tokens_per_batch_size"
     rows = given.get(key)
-    five = world.context_schedules and isinstance(rows, list) and len((rows or [[]])[0]) == 5
+    first = rows[0] if isinstance(rows, list) and rows else None
+    five = world.context_schedules and isinstance(first, list) and len(first) == 5
     try:
         if five:
             rows = _CONTEXT_ROWS.validate_python(given.pop(key))
