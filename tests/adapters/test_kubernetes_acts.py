@@ -128,7 +128,7 @@ def write_target(place: Place, action: Callable[[str], Action]) -> None:
             perform(place, action(place.target().resource_version))
             return
         except Conflict as conflict:
-            if "changed since it was looked at" not in str(conflict):
+            if f"Deployment {place.namespace}/chat changed" not in str(conflict):
                 raise
 
 

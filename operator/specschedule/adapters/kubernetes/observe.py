@@ -432,7 +432,7 @@ def _selector(selector: Mapping[str, Any]) -> str:
         parts.append(
             {
                 "In": f"{key} in ({values})",
-                "NotIn": f"{key} notin ({values})",
+                "NotIn": f"{key} notin ({values})",  # codespell:ignore
                 "Exists": key,
                 "DoesNotExist": f"!{key}",
             }[rule["operator"]]
