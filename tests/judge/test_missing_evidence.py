@@ -223,3 +223,21 @@ def test_a_short_context_gain_does_not_hide_a_long_context_loss() -> None:
     answer = run.judge()
     assert answer.verdicts[0].verdict == "Worse"
     assert "context 185000" in answer.message
+
+
+def test_contexts_that_wander_from_round_to_round_are_one_context() -> None:
+    run = Run(spec_of(points=(4, 8), improve=AT_8))
+    for number, context in ((1, 300), (2, 900), (3, 300)):
+        for arm, level in (("incumbent", 100.0), ("candidate-card", 130.0)):
+            run.add(arm, number, [cell((4, context), 50.0), cell((8, context), level)])
+    assert run.judge().outcome == "Promoted"
+
+
+def test_a_context_that_the_candidate_did_not_run_is_missing() -> None:
+    run = Run(spec_of(points=(8,), improve=AT_8))
+    for number in (1, 2, 3):
+        for arm in ("incumbent", "none"):
+            run.add(arm, number, [cell((8, 300), 100.0), cell((8, 4000), 20.0)])
+        run.add("candidate-card", number, [cell((8, 300), 130.0)])
+    answer = run.judge()
+    assert (answer.outcome, answer.reason) == ("Inconclusive", "MetricMissing")

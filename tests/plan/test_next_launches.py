@@ -369,3 +369,11 @@ def test_whatever_happens_the_plan_ends_and_repeats_itself(
     assert len(set(keys)) == len(keys)
     assert len({r.launch for r in done}) == len(done)
     assert max((r.attempt for r in done), default=1) <= MAX_ATTEMPTS
+
+
+def test_rule_every_pair_is_answered_by_the_fewest_rounds() -> None:
+    spec = spec_of("Standard")
+    spec = spec.model_copy(update={"bar": spec.bar.model_copy(update={"rule": "EveryPair"})})
+    done, end = carry_out(spec, {CARD: 0.1})
+    assert end.reason == "AllTried"
+    assert max(r.round for r in done) == 5

@@ -5,30 +5,23 @@ from collections.abc import Sequence
 from specschedule.core.schedule import Band, ScheduleError, effective
 
 
-def bands(rows: Sequence[Sequence[int]], up_to: int) -> list[Band]:
-    """Return the bands of a schedule as written, and as its tail goes on up to a batch size.
+def band_of(rows: Sequence[Sequence[int]], at: int, context: int | None) -> Band | None:
+    """Return the band that a batch size (and mean context) falls into, as the schedule goes on.
 
-    Empty when the rows are no schedule.
+    None when the rows are no schedule, or K depends on a context that is not given.
     """
     plain = [list(row) for row in rows]
     try:
-        limit = max(up_to, *(row[1] for row in plain))
+        limit = max(at, *(row[1] for row in plain))
         tokens = max(1, *(row[-1] for row in plain))
-        return effective(plain, max_tokens=tokens, max_num_seqs=limit).bands()
-    except (ScheduleError, IndexError, TypeError, ValueError):
-        return []
-
-
-def band_of(rows: Sequence[Sequence[int]], at: int, context: int | None) -> Band | None:
-    """Return the band that a batch size (and mean context) falls into."""
-    for band in bands(rows, at):
-        if not band.first <= at <= band.last:
-            continue
-        if band.context is None or context is None or context >= band.context[0]:
-            found = band
-            if band.context is None or context is None or context <= band.context[1]:
-                return found
-    return None
+        table = effective(plain, max_tokens=tokens, max_num_seqs=limit)
+    except (ScheduleError, IndexError, TypeError):
+        return None
+    here = [band for band in table.bands() if band.first <= at <= band.last]
+    if context is None:
+        return here[0] if len({band.tokens for band in here}) == 1 else None
+    below = [band for band in here if band.context is None or band.context[0] <= context]
+    return below[-1] if below else here[0]
 
 
 def band_text(band: Band) -> str:

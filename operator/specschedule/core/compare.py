@@ -167,7 +167,7 @@ class Evidence:
     dropped: list[tuple[Launch, str]] = field(init=False)
     """Launches that do not count, and why."""
     contexts: dict[int, list[int]] = field(init=False)
-    """Context classes by load point, each named by its smallest mean context."""
+    """Context classes of the load points that have several, named by the smallest context."""
     _parts: dict[tuple[int, Place], Parts] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -185,16 +185,28 @@ class Evidence:
         self.contexts = self._context_classes()
 
     def _context_classes(self) -> dict[int, list[int]]:
-        seen: dict[int, list[int]] = defaultdict(list)
+        """Find load points that were measured at several contexts: in most launches, by a gap.
+
+        Prompts drawn anew for every round make means wander; that alone is no second context.
+        """
+        seen: dict[int, list[list[int]]] = defaultdict(list)
         for launch in self.counted:
+            own: dict[int, list[int]] = defaultdict(list)
             for cell in self.cells(launch):
                 if cell.context is not None and cell.profile.concurrency is not None:
-                    seen[cell.profile.concurrency].append(cell.context)
+                    own[cell.profile.concurrency].append(cell.context)
+            for at, contexts in own.items():
+                seen[at].append(contexts)
         classes = {}
-        for at, contexts in seen.items():
-            contexts.sort()
-            starts = [b for a, b in pairwise(contexts) if b > CONTEXT_STEP * max(a, 1)]
-            classes[at] = [contexts[0], *starts]
+        for at, launches in seen.items():
+            every = sorted(context for contexts in launches for context in contexts)
+            starts = [b for a, b in pairwise(every) if b > CONTEXT_STEP * max(a, 1)]
+            both = sum(
+                any(min(contexts) < start <= max(contexts) for start in starts)
+                for contexts in launches
+            )
+            if 2 * both > len(launches):
+                classes[at] = [every[0], *starts]
         return classes
 
     def cells(self, launch: Launch) -> Iterable[Cell]:
@@ -206,7 +218,7 @@ class Evidence:
                 yield cell
 
     def context_class(self, cell: Cell) -> int | None:
-        """Return the context class of a held window; None when its context is unknown."""
+        """Return the context class of a held window; None where its load point has only one."""
         if cell.context is None or cell.profile.concurrency is None:
             return None
         starts = self.contexts.get(cell.profile.concurrency, [])
@@ -252,7 +264,7 @@ class Evidence:
     def split(self, place: Place) -> list[Place]:
         """Return a place by context class, where the load point has several."""
         classes = self.contexts.get(place.at, [])
-        if place.context is not None or len(classes) < 2:
+        if place.context is not None or not classes:
             return [place]
         return [place._replace(context=context) for context in classes]
 

@@ -4,16 +4,16 @@ The plan is a function of (spec, seed, what is done), so a restarted operator go
 where it was.
 """
 
-import random
 from collections.abc import Sequence
 
 from specschedule.core import judge
 from specschedule.core.arms import ZERO, Arm, arms
 from specschedule.core.budget import ROUNDS, ArmCost, BudgetLeft, Cost, budget_left, cost
+from specschedule.core.chance import coin, shuffled
 from specschedule.core.compare import INCUMBENT, TWIN, Evidence, uncounted
 from specschedule.core.controls import is_control, standing
 from specschedule.core.evidence import Launch
-from specschedule.core.spec import Effort, Spec
+from specschedule.core.spec import Effort, Rule, Spec
 from specschedule.core.values import Value
 from specschedule.core.visit import Window
 from specschedule.core.windows import windows
@@ -114,13 +114,8 @@ def pair_order(spec: Spec, candidate: str, local: int, *, run: str) -> list[str]
     """
     block, second = divmod(local - 1, 2)
     toss = 0 if spec.experiment.effort is Effort.QUICK else block
-    incumbent_first = (_coin(spec, run, candidate, "pair", toss).random() < 0.5) != bool(second)
+    incumbent_first = coin(spec.experiment.seed, run, candidate, "pair", toss) != bool(second)
     return [INCUMBENT, candidate] if incumbent_first else [candidate, INCUMBENT]
-
-
-def _coin(spec: Spec, run: str, *what: object) -> random.Random:
-    """Return a source of chance that depends on the seed, the run and the question only."""
-    return random.Random(":".join(map(str, (spec.experiment.seed, run, *what))))
 
 
 class _Walk:
@@ -134,6 +129,7 @@ class _Walk:
         self.arms = {arm.name: arm for arm in arms if arm.same_as is None}
         self.done = sorted(done, key=lambda record: record.launch)
         self.run = run
+        self.seed = (spec.experiment.seed, run)
 
     def next(self) -> Next:
         """Go through the candidates in order; the next one enters only if the leader fails."""
@@ -158,9 +154,12 @@ class _Walk:
         return Finished(reason="AllTried", message=f"no candidate met the bar in {number} rounds")
 
     def _goes_on(self, candidate: str, local: int, number: int) -> bool:
-        """Say whether a candidate needs another round after this one."""
+        """Say whether a candidate needs another round after this one.
+
+        Rule EveryPair is answered by the fewest rounds: one more pair cannot mend a bad one.
+        """
         fewest, most = ROUNDS[self.effort]
-        if local >= most:
+        if local >= (fewest if self.spec.rule is Rule.EVERY_PAIR else most):
             return False
         if local < fewest:
             can_stop = self.effort is not Effort.QUICK and local > CONTROLS_AFTER[self.effort]
@@ -180,9 +179,6 @@ class _Walk:
     def _before(self, number: int) -> list[LaunchRecord]:
         return [record for record in self.done if record.round < number and record.over]
 
-    def _coin(self, *what: object) -> random.Random:
-        return _coin(self.spec, self.run, *what)
-
     def _order(self, candidate: str, local: int, number: int) -> list[str]:
         """Return the arms of a round in launch order."""
         if self.effort is Effort.THOROUGH:
@@ -190,7 +186,7 @@ class _Walk:
         block, second = divmod(local - 1, 2)
         pair = pair_order(self.spec, candidate, local, run=self.run)
         members = self._members(candidate, number)
-        self._coin(candidate, "members", block).shuffle(members)
+        members = shuffled(members, *self.seed, candidate, "members", block)
         order = [*pair, *reversed(members)] if second else [*members, *pair]
         return order + [arm for arm in self._once(candidate, local, number) if arm not in order]
 
@@ -241,14 +237,13 @@ class _Walk:
         members = [INCUMBENT, TWIN, candidate, *self._controls()]
         if number > 1:
             members += self._path_arms(candidate, number)
-        self._coin("labels").shuffle(members)
+        members = shuffled(members, *self.seed, "labels")
         size = len(members)
         cycle, row = divmod(number - 1, size)
-        rows = list(range(size))
-        self._coin("rows", cycle).shuffle(rows)
+        rows = shuffled(range(size), *self.seed, "rows", cycle)
         zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(size)]
         order = [members[(rows[row] + step) % size] for step in zigzag]
-        if self._coin("mirror", number).random() < 0.5:
+        if coin(*self.seed, "mirror", number):
             order.reverse()
         return order
 

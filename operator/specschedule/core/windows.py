@@ -1,9 +1,9 @@
 """What a launch measures: the load points, what the bar names, and the boundaries' crossings."""
 
-import random
 from collections.abc import Sequence
 
 from specschedule.core.arms import Arm
+from specschedule.core.chance import shuffled
 from specschedule.core.compare import requirements
 from specschedule.core.evidence import Profile
 from specschedule.core.spec import Effort, Spec
@@ -23,8 +23,7 @@ def windows(spec: Spec, arm: Arm, *, round: int, first: bool) -> list[Window]:
         first: Whether it is the arm's first launch, which measures every crossing.
     """
     load, effort = spec.load, spec.experiment.effort
-    points = sorted(set(load.points))
-    random.Random(f"{spec.experiment.seed}:points:{round}").shuffle(points)
+    points = shuffled(set(load.points), spec.experiment.seed, "points", round)
     named = {
         (at, requirement.category)
         for requirement in requirements(spec.bar)
