@@ -21,7 +21,7 @@ from specschedule.core.plan import (
     arms,
     next_launches,
 )
-from specschedule.core.spec import Spec
+from specschedule.core.spec import Rule, Spec
 
 SERVER = ServerFacts(
     container="server",
@@ -373,7 +373,7 @@ def test_whatever_happens_the_plan_ends_and_repeats_itself(
 
 def test_rule_every_pair_is_answered_by_the_fewest_rounds() -> None:
     spec = spec_of("Standard")
-    spec = spec.model_copy(update={"bar": spec.bar.model_copy(update={"rule": "EveryPair"})})
-    done, end = carry_out(spec, {CARD: 0.1})
+    spec = spec.model_copy(update={"bar": spec.bar.model_copy(update={"rule": Rule.EVERY_PAIR})})
+    done, end = carry_out(spec, {CARD: 0.15})
     assert end.reason == "AllTried"
     assert max(r.round for r in done) == 5
