@@ -4,6 +4,7 @@ Pods of these tests ask for a scheduler that does not exist, so that a test can 
 scheduler and a kubelet would.
 """
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from specschedule.adapters.kubernetes import KubernetesWorld
 from specschedule.adapters.kubernetes.api import Api, connect
 from specschedule.core.observed import MetricsFacts, Observed, TargetFacts, TrialSpec
 from specschedule.core.visit import Visit
-from specschedule.ports import Key
+from specschedule.ports import Conflict, Key
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP, VERSION = "specschedule.dev", "v1alpha1"
@@ -248,6 +249,12 @@ def empty(connection: client.ApiClient) -> Iterator[Place]:
     until(lambda: "default" in {each.metadata.name for each in place.accounts()})
     yield place
     place.core.delete_namespace(place.namespace)
+    # What a failed test left held would keep the namespace for ever.
+    for resource in ("pods", "specschedules"):
+        for name in place.names(resource):
+            free = {"metadata": {"finalizers": None}}
+            with contextlib.suppress(Conflict):
+                place.api.patch(resource, place.namespace, name, free)
 
 
 @pytest.fixture
