@@ -17,7 +17,8 @@ MANIFESTS = Path(__file__).resolve().parent / "manifests"
 SYSTEM = "specschedule-system"
 MONITORING = "specschedule-monitoring"
 PROMETHEUS_URL = f"http://prometheus.{MONITORING}:9090"
-GPUS = 4
+GPUS = 8
+"""Two scenarios with two serving pods each, a surge pod, a trial pod, and some to spare."""
 
 
 class StageError(Exception):

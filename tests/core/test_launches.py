@@ -204,6 +204,16 @@ def test_after_three_visits_a_silent_server_is_blamed_and_a_missed_scrape_is_not
     assert "NotScraped" in excused.actions[0].status.void
 
 
+def test_a_window_that_must_not_count_is_measured_again_and_at_last_voids_the_launch():
+    void = CELL.model_copy(update={"void": "send lag p99 6.5 ms"})
+    ended = visit("Succeeded", [CellClosed(cell=void), VisitEnded()])
+    record, stop = step(trial(pod(), ended, {}, started_at=STARTED, visits=1)).actions
+    assert (record.status.ended_at, stop) == (None, StopVisit(trial="chat-1"))
+    last = step(trial(pod(), ended, {}, started_at=STARTED, visits=3)).actions[0].status
+    assert last.void == "no window counts: send lag p99 6.5 ms"
+    assert last.cells == []
+
+
 COUNTS = {
     "equal counters agree": (COUNTED, AGREES),
     "a cell that Prometheus never saw": ({}, "cell r1-hold8: Prometheus has no counters of it"),

@@ -48,7 +48,7 @@ def follow(
                 click.echo(f"\x1b[{len(shown)}F\x1b[J", nl=False)
             click.echo("\n".join(lines))
             shown = lines
-        elif lines != shown and (lines[0] != (shown or [""])[0] or _due(shown_at)):
+        elif lines != shown and (not shown or lines[3:] != shown[3:] or _due(shown_at)):
             click.echo("\n".join(lines))
             shown, shown_at = lines, time.monotonic()
         outcome: str | None = seen.get("outcome")

@@ -35,7 +35,8 @@ BOOT_PATIENCE_S = 1800.0
 take tens of minutes."""
 
 MAX_VISITS = 3
-"""Load jobs per launch: a lost log or a missed scrape means that the visit is done again."""
+"""Load jobs per launch: a lost log, a missed scrape or a window that must not count means that the
+visit is done again."""
 
 
 class Step(Value):
@@ -148,6 +149,11 @@ def _visiting(
     if finished is None:
         cause = f"{failure.reason}: {failure.message}" if failure else visit.message
         return _again(trial, pod, cause, now, gpus)
+    spoilt = next((c.void for c in cells if c.void is not None), None)
+    if spoilt is not None and trial.status.visits < MAX_VISITS:
+        return _again(trial, pod, spoilt, now, gpus)
+    if all(c.void is not None for c in cells):
+        return _over(trial, now, gpus, void=f"no window counts: {spoilt}")
     if trial.scraped is None:
         return _held_by_metrics(metrics)
     return _over(trial, now, gpus, cells=cells, check=check_counts(cells, trial.scraped))

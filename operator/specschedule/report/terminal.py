@@ -32,7 +32,8 @@ def _headline(status: Mapping[str, Any], now: float) -> str:
     reason = status.get("reason", "")
     if outcome:
         return f"{outcome} ({reason})"
-    parts = [f"{status.get('stage', '?')}: {reason}"]
+    stage = status.get("stage", "?")
+    parts = [stage if reason == stage else f"{stage}: {reason}"]
     progress = status.get("progress") or {}
     if progress.get("launchesPlanned"):
         parts.append(f"{progress['launchesDone']} of {progress['launchesPlanned']} launches")
