@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 
 from specschedule.api.status import status_of
-from specschedule.core.decide import Report, decide
+from specschedule.core.decide import decide
+from specschedule.core.decision import Report
 from specschedule.core.observed import Observed
 from specschedule.ports import Conflict, Key, Refused, World
 from specschedule.vllm_facts import matrix

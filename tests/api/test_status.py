@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from specschedule.api.status import status_of
-from specschedule.core.decide import Report
+from specschedule.core.decision import Report
 from specschedule.core.observed import Promotion, ScheduleFacts, Unreadable
 from specschedule.core.spec import Spec
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from specschedule.api.conditions import conditions
 from specschedule.api.v1alpha1 import Status
-from specschedule.core.decide import Report
+from specschedule.core.decision import Report
 from specschedule.core.launches import rfc3339
 from specschedule.core.observed import ScheduleFacts
 from specschedule.core.spec import Spec

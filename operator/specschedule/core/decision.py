@@ -1,0 +1,102 @@
+"""What a look at a SpecSchedule comes to: the decision, and the report for status and events."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from specschedule.core import launches
+from specschedule.core.evidence import Launch
+from specschedule.core.gate import Gate
+from specschedule.core.judge import Judgement
+from specschedule.core.observed import Action, Promotion, TrialFacts
+from specschedule.core.plan import Cost
+from specschedule.core.spec import digest_of
+from specschedule.core.values import Value
+
+
+class Report(Value):
+    """What a reconcile found, for status, conditions and events."""
+
+    run_id: str | None = None
+    stage: str
+    started_at: str | None = None
+    ended_at: str | None = None
+    outcome: str | None = None
+    """None while the run goes on."""
+    reason: str
+    message: str
+    held: bool = False
+    """Whether something outside the experiment holds it up."""
+    plan: Cost | None = None
+    progress: dict[str, int] | None = None
+    arms: list[dict[str, Any]] = []
+    gates: list[Gate] = []
+    judgement: Judgement | None = None
+    recommendation: str | None = None
+    promotion: Promotion | None = None
+    superseded: dict[str, Any] | None = None
+    """History entry of a run that this one replaced; None when there is none."""
+
+
+class Decision(Value):
+    """What to do now, what to report, and when to look again."""
+
+    actions: list[Action] = []
+    report: Report | None
+    """None when the object is being deleted: there is nobody to report to."""
+    look_again_in: float | None = None
+    """Seconds; None when only an event can change anything."""
+
+
+def as_launch(trial: TrialFacts) -> Launch:
+    """Return a trial as evidence."""
+    return Launch(
+        arm=trial.spec.arm,
+        launch=trial.spec.launch,
+        round=trial.spec.round,
+        position=trial.spec.position,
+        attempt=trial.spec.attempt,
+        schedule=trial.spec.schedule,
+        started_at=trial.status.started_at,
+        receipt=trial.status.receipt,
+        cells=trial.status.cells,
+        void=trial.status.void,
+        failed=trial.status.failed,
+    )
+
+
+def arm_summary(trials: Sequence[TrialFacts]) -> list[dict[str, Any]]:
+    """Return by arm: launches, cells, and mean goodput (requests/s) by load point with counts."""
+    summary: list[dict[str, Any]] = []
+    for arm in dict.fromkeys(t.spec.arm for t in trials):
+        own = [t for t in trials if t.spec.arm == arm]
+        counted = [c for t in own for c in t.status.cells if c.void is None and c.good is not None]
+        points = sorted({c.profile.concurrency for c in counted if c.profile.concurrency})
+        goodput = []
+        for point in points:
+            values = [
+                (c.good or 0) / c.window_seconds
+                for c in counted
+                if c.profile.concurrency == point and c.profile.kind == "hold"
+            ]
+            if values:
+                mean = round(sum(values) / len(values), 4)
+                goodput.append({"at": point, "perSecond": mean, "windows": len(values)})
+        entry: dict[str, Any] = {
+            "arm": arm,
+            "launches": sum(1 for t in own if launches.ended(t) and not t.status.void),
+            "cells": len(counted),
+            "goodput": goodput,
+        }
+        faults = [t.status.failed or t.status.void for t in own if t.status.failed or t.status.void]
+        if faults:
+            entry["faults"] = faults[-3:]
+        summary.append(entry)
+    return summary
+
+
+def trial_name(schedule: str, run: str, arm: str, launch: int) -> str:
+    """Return the derived name of a SpecTrial: at most 52 characters, so that a Job's pods fit."""
+    name = f"{schedule}-{run}-{arm}-{launch}"
+    if len(name) <= 52:
+        return name
+    return f"{name[:43].rstrip('-')}-{digest_of(name)[:8]}"
