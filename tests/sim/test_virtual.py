@@ -13,8 +13,8 @@ from specschedule.sim.launch import Refused
 from specschedule.sim.virtual import (
     Arm,
     Load,
+    launched,
     rates,
-    settings_for,
     simulate_hold,
     simulate_launch,
 )
@@ -118,13 +118,13 @@ def test_a_launch_is_evidence_with_a_receipt() -> None:
 
 def test_an_arm_that_vllm_would_refuse_is_refused() -> None:
     with pytest.raises(Refused, match="must start at 1"):
-        settings_for(DEMO, Arm("bad", 3, [[2, 8, 3]]))
+        launched(DEMO, Arm("bad", 3, [[2, 8, 3]]))
 
 
 def test_http_and_virtual_time_share_one_engine(start, static) -> None:
     """The same prompt gains the same tokens in the same steps over HTTP and in virtual time."""
     prompt = list(range(500, 540))
-    engine = Engine(DEMO, settings_for(DEMO, Arm("static-5", 5)), launch_seed=1)
+    engine = Engine(DEMO, launched(DEMO, Arm("static-5", 5)).settings, launch_seed=1)
     engine.add(Request(prompt_tokens=40, output_tokens=80, seed=text.seed_of(prompt), arrived=0.0))
     virtual = [output.tokens for _, outputs in drive(engine, 0.0) for output in outputs]
     with start("--world", "demo", *static) as process:

@@ -70,7 +70,6 @@ class Request:
     first_token_at: float = math.nan
     last_token_at: float = math.nan
     scheduled_at: float = math.nan
-    prefilled_at: float = math.nan
     preemptions: int = 0
     cached: int = 0
     """Prompt tokens found in the prefix cache when first scheduled."""
@@ -242,8 +241,6 @@ class Engine:
                     continue
                 request.decoding = True
                 gained = 1
-                if math.isnan(request.prefilled_at):
-                    request.prefilled_at = now
             elif verified:
                 accepted = self._accepted(request, verified)
                 counts.drafts += 1

@@ -9,9 +9,10 @@ from itertools import count
 from specschedule.core.evidence import Cell, Launch, PrefixCache, Profile, Quantiles, Receipt
 from specschedule.core.schedule import speculative_config
 from specschedule.core.spec import Slo
-from specschedule.sim.engine import Engine, Output, Request, Settings
+from specschedule.sim.engine import Engine, Request, drive
 from specschedule.sim.kv_cache import BLOCK
 from specschedule.sim.launch import VERSION, Refused, read
+from specschedule.sim.launch import Launch as EngineLaunch
 from specschedule.sim.worlds import World
 
 
@@ -53,8 +54,8 @@ class Load:
     """Leading tokens that all prompts have in common; the rest is unlike in every prompt."""
 
 
-def settings_for(world: World, arm: Arm) -> Settings:
-    """Return the settings with which vLLM would run an arm in this world.
+def launched(world: World, arm: Arm) -> EngineLaunch:
+    """Return an arm as vLLM would launch it in this world.
 
     Raises:
         specschedule.sim.launch.Refused: vLLM would not start it.
@@ -62,7 +63,7 @@ def settings_for(world: World, arm: Arm) -> Settings:
     launch = read(arm.arguments(world), {}, world)
     if launch.late_refusal is not None:
         raise Refused(launch.late_refusal)
-    return launch.settings
+    return launch
 
 
 def simulate_hold(
@@ -120,17 +121,20 @@ def simulate_launch(
     Each point starts with requests of staggered lengths and opens its window once as many
     requests have ended as are in flight, so that neither the ramp nor the drain is in it.
     """
-    engine = Engine(world, settings_for(world, arm), launch_seed=launch_seed)
+    resolved = launched(world, arm)
+    engine = Engine(world, resolved.settings, launch_seed=launch_seed)
     now, cells = start, []
     for point in points:
         window = _Window(engine, point, load, seed, slo)
         now = window.run(now)
         cells.append(window.cell(f"r{round}-hold{point}-s{seed}", arm.name, launch, round))
-        now = window.drain(now)
+        window.drain()
     receipt = Receipt(
         engine_version=VERSION,
-        model_runner=world.runner,
-        graph_mode=engine.settings.graphs.value,
+        model=resolved.model,
+        model_runner=resolved.runner,
+        graph_mode=resolved.graphs_config,
+        kv_cache_tokens=resolved.settings.kv_tokens,
         schedule=[list(row) for row in arm.schedule] if arm.schedule is not None else None,
         num_speculative_tokens=arm.max_tokens or None,
     )
@@ -168,13 +172,12 @@ class _Window:
         self.after = self.before
         self.tokens: set[int] = set()
 
-    def run(self, now: float) -> float:
+    def run(self, start: float) -> float:
         """Warm up, measure, and return the time at which the window closed."""
         for index in range(self.point):
-            self._ask(now, 1 + self.load.output_tokens * (index + 1) // self.point)
-        warm, opened = self.point, now
-        while True:
-            now, outputs = self._step(now)
+            self._ask(start, 1 + self.load.output_tokens * (index + 1) // self.point)
+        warm, now, opened = self.point, start, start
+        for now, outputs in drive(self.engine, start):
             ended = [output.request for output in outputs if output.finished]
             for _ in ended:
                 self._ask(now, self.load.output_tokens)
@@ -187,14 +190,14 @@ class _Window:
             self.produced += sum(output.tokens for output in outputs)
             self.finished += ended
             if len(self.finished) >= self.load.requests:
-                self.seconds, self.after = now - opened, self._snapshot()
-                return now
+                break
+        self.seconds, self.after = now - opened, self._snapshot()
+        return now
 
-    def drain(self, now: float) -> float:
+    def drain(self) -> None:
         """Drop what is still in flight."""
         for request in (*self.engine.running, *self.engine.waiting):
             self.engine.abort(request)
-        return now
 
     def cell(self, name: str, arm: str, launch: int, round: int) -> Cell:
         """Return the window as evidence."""
@@ -212,7 +215,7 @@ class _Window:
             launch=launch,
             round=round,
             profile=Profile(kind="hold", concurrency=self.point),
-            tokens=self.tokens.pop() if len(self.tokens) == 1 else None,
+            tokens=next(iter(self.tokens)) if len(self.tokens) == 1 else None,
             window_seconds=self.seconds,
             offered=len(self.finished),
             completed=len(self.finished),
@@ -240,11 +243,6 @@ class _Window:
                 prefix=range(self.load.shared_tokens // BLOCK),
             )
         )
-
-    def _step(self, now: float) -> tuple[float, list[Output]]:
-        seconds = self.engine.begin(now)
-        assert seconds is not None, "a held engine always has work"
-        return now + seconds, self.engine.finish(now + seconds)
 
     def _good(self, request: Request) -> bool:
         assert self.slo is not None

@@ -5,7 +5,7 @@ all before it are accepted, so the mean tokens per step at K are 1 + sum(accepta
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specschedule.sim.physics import (
     ContextTable,
@@ -80,8 +80,6 @@ class World:
     max_num_seqs: int = 256
     max_model_len: int = 8192
     max_num_batched_tokens: int = 8192
-    facts: dict[str, str] = field(default_factory=dict)
-    """What the source reports, for people and tests."""
 
     def survival(self, position: int) -> float:
         """Return the probability that draft position 0, 1, ... is accepted."""
