@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specschedule.sim import api
-from specschedule.sim.launch import Launch, Refused, read
+from specschedule.sim.arguments import Refused
+from specschedule.sim.launch import Launch, read
 from specschedule.sim.worlds import WORLDS
 
 anything = st.recursive(

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from specschedule.sim.arguments import Refused
 from specschedule.sim.engine import Graphs
 from specschedule.sim.faults import Fault, Planted
-from specschedule.sim.launch import Launch, Refused, read
+from specschedule.sim.launch import Launch, read
 from specschedule.sim.worlds import WORLDS
 
 SCHEDULE = [[1, 2, 5], [3, 16, 1]]

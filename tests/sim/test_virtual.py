@@ -8,8 +8,8 @@ import pytest
 
 from specschedule.core.spec import Slo
 from specschedule.sim import text
+from specschedule.sim.arguments import Refused
 from specschedule.sim.engine import Engine, Request, drive
-from specschedule.sim.launch import Refused
 from specschedule.sim.virtual import (
     Arm,
     Load,

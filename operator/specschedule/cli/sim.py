@@ -12,6 +12,7 @@ import click
 from specschedule.cli.output import BadInput
 from specschedule.core.values import format_duration, parse_duration
 from specschedule.sim import launch as launches
+from specschedule.sim.arguments import Refused
 from specschedule.sim.faults import Planted, Scope
 from specschedule.sim.logs import EngineLog
 from specschedule.sim.server import Server
@@ -86,7 +87,7 @@ def command(
             planted=planted,
             read_file=lambda path: Path(path).read_text(),
         )
-    except launches.Refused as refused:
+    except Refused as refused:
         click.echo(refused.message, err=True)
         sys.exit(refused.status)
     seed = secrets.randbits(31) if seed is None else seed

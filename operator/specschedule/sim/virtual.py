@@ -9,9 +9,10 @@ from itertools import count
 from specschedule.core.evidence import Cell, Launch, PrefixCache, Profile, Quantiles, Receipt
 from specschedule.core.schedule import speculative_config
 from specschedule.core.spec import Slo
+from specschedule.sim.arguments import Refused
 from specschedule.sim.engine import Engine, Request, drive
 from specschedule.sim.kv_cache import BLOCK
-from specschedule.sim.launch import VERSION, Refused, read
+from specschedule.sim.launch import VERSION, read
 from specschedule.sim.launch import Launch as EngineLaunch
 from specschedule.sim.worlds import World
 
@@ -58,7 +59,7 @@ def launched(world: World, arm: Arm) -> EngineLaunch:
     """Return an arm as vLLM would launch it in this world.
 
     Raises:
-        specschedule.sim.launch.Refused: vLLM would not start it.
+        specschedule.sim.arguments.Refused: vLLM would not start it.
     """
     launch = read(arm.arguments(world), {}, world)
     if launch.late_refusal is not None:
