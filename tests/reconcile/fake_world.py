@@ -77,6 +77,7 @@ class FakeWorld:
         self.visits: dict[str, tuple[float, Launch]] = {}
         self.prometheus_down = False
         self.miscount = False
+        self.prompts: Unreadable | None = None
         self.performed: list[Any] = []
         self.announced: list[tuple[str, bool]] = []
         self.die_after: int | None = None
@@ -109,6 +110,7 @@ class FakeWorld:
                 status=self.status,
             ),
             target=self._target(),
+            prompts=self.prompts,
             trials=[self._trial(name) for name in sorted(self.trials)],
             metrics=MetricsFacts(
                 url="http://prometheus",

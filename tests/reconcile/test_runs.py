@@ -67,6 +67,7 @@ def test_a_better_candidate_is_promoted_with_one_write():
     assert status["outcome"] == "Promoted", status["message"]
     assert of.speculative == PROMOTED
     assert len(of.writes()) == 1
+    assert status["promotion"]["target"] == "chat"
     settle(of)
     assert (of.pods, of.visits, of.finalizer) == ({}, {}, False)
     assert of.status["outcome"] == "Promoted"
@@ -236,6 +237,15 @@ def test_a_missing_target_is_waited_for_until_it_appears():
     run(of, until=lambda w: w.status.get("reason") == "TargetNotFound")
     assert of.status.get("outcome") is None
     of.target_missing = False
+    assert run(of)["outcome"] == "Promoted"
+
+
+def test_missing_prompts_hold_the_run_before_any_pod():
+    of = world()
+    of.prompts = Unreadable(reason="PromptsNotFound", message="ConfigMap llm/p does not exist")
+    run(of, until=lambda w: w.status.get("reason") == "PromptsNotFound")
+    assert (of.trials, of.status.get("outcome")) == ({}, None)
+    of.prompts = None
     assert run(of)["outcome"] == "Promoted"
 
 

@@ -242,6 +242,9 @@ class _Run:
                 f"SpecSchedule {self.observed.other_run} is running on the same target and came "
                 "first; this one waits",
             )
+        if self.observed.prompts is not None:
+            missing = self.observed.prompts
+            return self._hold_or_expire("Preflight", missing.reason, missing.message)
         server = self._incumbent(target.server)
         try:
             self.arms = arms(self.spec, server)
@@ -410,6 +413,7 @@ class _Run:
             return Decision(report=report, look_again_in=WAITING_LOOK_S)
         promotion = Promotion(
             candidate=better.candidate,
+            target=self.spec.target.name,
             speculative=arm.speculative,
             previous=server.speculative,
             previous_arguments=server.arguments,
