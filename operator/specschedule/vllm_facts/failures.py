@@ -80,7 +80,7 @@ _KNOWN: tuple[_Known, ...] = (
 _ERROR = re.compile(r"^(?:[\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b(?::|$)")
 _NOT_THE_CAUSE = re.compile(r"initialization failed|See root cause|EngineDeadError")
 _REFUSED_OPTION = re.compile(r"unexpected keyword argument '(?P<n>\w+)'")
-_CAPTURING = re.compile(r"Capturing (?:\w+ )*CUDA graphs|Capturing model for speculator")
+_CAPTURING = re.compile(r"[Cc]apturing (?:\w+ )*CUDA graphs|Capturing model for speculator")
 _CAPTURED = re.compile(r"Graph capturing finished")
 
 
