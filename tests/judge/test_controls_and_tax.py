@@ -182,3 +182,36 @@ def test_an_incumbent_without_speculation_is_the_arm_none() -> None:
     answer = run.judge()
     assert [(tax.what, tax.change) for tax in answer.tax] == [("fromNone", pytest.approx(0.3))]
     assert "NoneNotMeasured" not in {note.reason for note in answer.notes}
+
+
+@pytest.mark.parametrize(
+    ("zero", "none", "within", "verdict"),
+    [
+        (137.1, 127.7, "5%", "Worse"),
+        (148.4, 127.2, "5%", "Worse"),
+        (137.1, 127.7, "10%", "NotBetter"),
+        (148.4, 127.2, "10%", "Worse"),
+    ],
+)
+def test_a_schedule_of_k0_is_not_the_control_without_speculation(
+    zero: float, none: float, within: str, verdict: str
+) -> None:
+    """vLLM 49652: K=0 everywhere costs 7.4 % and 16.7 % more TPOT than no speculation."""
+    spec = spec_of(
+        schedule=((1, 16, 0),),
+        points=(8,),
+        improve=[{"metric": "tpotP50", "at": [8], "by": "15%"}],
+        protect=[{"metric": "tpotP50", "at": [8], "within": within}],
+        bar={"minEffect": "10%"},
+    )
+    run = Run(spec)
+    for number in (1, 2, 3):
+        for arm, tpot in (("incumbent", none), ("candidate-card", zero)):
+            run.add(arm, number, [cell(8, 10.0, tokens=0, tpotMs={"p50": tpot})])
+    answer = run.judge()
+    kept = next(bar for bar in answer.verdicts[0].bars if bar.kind == "protect")
+    assert kept.change == pytest.approx(1 - zero / none)
+    assert (kept.answer == "Met") == (abs(zero / none - 1) <= float(within[:-1]) / 100)
+    assert answer.verdicts[0].verdict == verdict
+    assert answer.outcome == "NotPromoted"
+    assert [tax.what for tax in answer.tax] == ["fromNone", "freeZero"]
