@@ -215,3 +215,17 @@ def test_a_schedule_of_k0_is_not_the_control_without_speculation(
     assert answer.verdicts[0].verdict == verdict
     assert answer.outcome == "NotPromoted"
     assert [tax.what for tax in answer.tax] == ["fromNone", "freeZero"]
+
+
+def test_an_incumbent_of_fixed_k_is_the_static_control_of_that_k() -> None:
+    run = Run(spec_of(points=(1,), improve=[{"by": "15%"}]))
+    for number in (1, 2):
+        for arm, level in (
+            ("incumbent", 100.0),
+            ("candidate-card", 92.0),
+            ("constant-5", 90.0),
+        ):
+            run.add(arm, number, [cell(1, level, tokens=5)])
+    assert [(tax.what, tax.change) for tax in run.judge().tax] == [
+        ("dynamicPath", pytest.approx(-0.1))
+    ]

@@ -95,7 +95,7 @@ def arms(spec: Spec, server: ServerFacts) -> list[Arm]:
     found.extend(_static(k, base, server, incumbent) for k in _statics(spec, incumbent, candidates))
     if spec.experiment.effort is Effort.QUICK:
         return found
-    found.extend(_dynamic_path(base, server, candidates))
+    found.extend(_dynamic_path(base, incumbent, candidates))
     if spec.experiment.effort is Effort.THOROUGH:
         found.append(
             incumbent.model_copy(
@@ -170,20 +170,20 @@ def _statics(spec: Spec, incumbent: Arm, candidates: list[Arm]) -> list[int]:
     return sorted({k for arm in candidates for k in _tokens_of(arm)} - {0, own})
 
 
-def _dynamic_path(
-    base: dict[str, Any] | None, server: ServerFacts, candidates: list[Arm]
-) -> list[Arm]:
+def _dynamic_path(base: dict[str, Any] | None, incumbent: Arm, candidates: list[Arm]) -> list[Arm]:
     """Return the arms that take the tax of the dynamic code path apart."""
     used = sorted({k for arm in candidates if not arm.same_as for k in _tokens_of(arm)})
     largest = max([1, *used])
+    fixed = incumbent.tokens(1) if incumbent.schedule is None else None
     found = []
     for tokens in used:
-        rows = [[1, server.max_num_seqs, tokens]]
+        rows = [[1, incumbent.max_num_seqs, tokens]]
+        static = INCUMBENT if tokens == fixed else f"static-{tokens}"
         why = (
             "no tokens on the dynamic code path: against none it shows what drafter and "
             "scheduling cost at K=0"
             if tokens == 0
-            else f"K={tokens} on the dynamic code path: against static-{tokens} it shows what the "
+            else f"K={tokens} on the dynamic code path: against {static} it shows what the "
             "path and its graph mode cost"
         )
         found.append(
@@ -191,7 +191,7 @@ def _dynamic_path(
                 name=f"constant-{tokens}" if tokens else ZERO,
                 speculative=speculative_config(base, max_tokens=tokens or largest, rows=rows),
                 schedule=rows,
-                max_num_seqs=server.max_num_seqs,
+                max_num_seqs=incumbent.max_num_seqs,
                 why=why,
             )
         )

@@ -339,17 +339,17 @@ class Evidence:
                 )
         return list(found.values())
 
-    @property
-    def none_arm(self) -> str | None:
-        """The arm without speculation: ``none``, or an incumbent that plans no tokens at all.
+    def fixed_arm(self, tokens: int) -> str | None:
+        """Return the arm of one fixed K without a schedule: a control, or the incumbent itself.
 
-        None where neither was measured.
+        None where no such arm was measured.
         """
-        if self.of(NONE):
-            return NONE
+        name = f"static-{tokens}" if tokens else NONE
+        if self.of(name):
+            return name
         plain = [launch for launch in self.of(INCUMBENT) if launch.schedule is None]
         planned = {cell.tokens for launch in plain for cell in self.cells(launch)}
-        return INCUMBENT if planned == {0} else None
+        return INCUMBENT if planned == {tokens} else None
 
     @property
     def rate(self) -> Metric:

@@ -376,7 +376,7 @@ def _notes(evidence: Evidence) -> list[Note]:
         pairs = evidence.pairs(f"candidate-{candidate.name}")
         if len(pairs) >= MIN_PAIRS:
             found.extend(_imbalances(evidence, candidate.name, pairs))
-    if evidence.counted and evidence.none_arm is None:
+    if evidence.counted and evidence.fixed_arm(0) is None:
         message = "none was not measured: whether speculation pays at all is not known"
         found.append(("NoneNotMeasured", message))
     found.extend(("TokensVary", message) for message in evidence.unplanned_tokens())

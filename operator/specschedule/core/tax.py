@@ -18,24 +18,24 @@ def tax_table(evidence: Evidence, candidate: Candidate) -> list[Tax]:
     Windows of the candidate that mix several K say nothing about a band and are left out.
     """
     arm = f"candidate-{candidate.name}"
-    none = evidence.none_arm or NONE
     found: list[Tax] = []
     for at in sorted(set(evidence.spec.load.points)):
         for place in evidence.split(Place(evidence.rate, at)):
             band = band_of(candidate.schedule, at, place.context)
             if band is not None:
-                found.extend(_stable(evidence, arm, none, band, place))
+                found.extend(_stable(evidence, arm, band, place))
     found.extend(_crossings(evidence, arm, candidate.schedule))
     return found
 
 
-def _stable(evidence: Evidence, arm: str, none: str, band: Band, place: Place) -> Iterable[Tax]:
+def _stable(evidence: Evidence, arm: str, band: Band, place: Place) -> Iterable[Tax]:
     tokens = band.tokens
-    static, constant = f"static-{tokens}", f"constant-{tokens}"
+    none = evidence.fixed_arm(0) or NONE
     comparisons = [("fromNone", arm, none, "the candidate against no speculation")]
     if tokens:
+        static = evidence.fixed_arm(tokens) or f"static-{tokens}"
         text = f"K={tokens} on the dynamic code path against the static one"
-        comparisons.append(("dynamicPath", constant, static, text))
+        comparisons.append(("dynamicPath", f"constant-{tokens}", static, text))
     else:
         text = "drafter pass and scheduling at K=0 against no speculation"
         comparisons.append(("zeroTokens", "zero", none, text))
