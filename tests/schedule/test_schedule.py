@@ -246,6 +246,7 @@ anything = st.recursive(
 rowlike = st.lists(st.lists(st.integers(-2, 20), min_size=2, max_size=6), max_size=8)
 
 
+@pytest.mark.fuzz
 @given(anything | rowlike, st.integers(-1, 10), st.integers(-1, 40))
 def test_any_input_is_a_table_or_a_refusal_with_a_reason(rows, cap, max_num_seqs):
     try:

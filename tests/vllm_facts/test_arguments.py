@@ -559,6 +559,7 @@ def escaped(arguments):
     return [text.replace("$", "$$") for text in arguments]
 
 
+@pytest.mark.fuzz
 @given(servers(), configs | st.none())
 def test_parse_edit_parse_gives_the_edit_and_nothing_else(server, wanted):
     config, before, after, arguments = server

@@ -59,8 +59,13 @@ def only(path: str, kind: str, name: str | None = None) -> Mapping[str, Any]:
         if isinstance(document, dict) and document.get("kind") == kind
     ]
     if name is not None and len(found) > 1:
-        found = [d for d in found if (d.get("metadata") or {}).get("name") == name]
+        found = [d for d in found if _name(d) == name]
     if len(found) != 1:
         count = "no" if not found else f"{len(found)}"
         raise BadInput(f"{path}: holds {count} {kind}; it must hold one")
     return found[0]
+
+
+def _name(document: Mapping[str, Any]) -> object:
+    metadata = document.get("metadata")
+    return metadata.get("name") if isinstance(metadata, Mapping) else None

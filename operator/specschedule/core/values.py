@@ -16,6 +16,8 @@ class Value(BaseModel):
 
     model_config = ConfigDict(
         frozen=True,
+        # A command uses few of the many types: each is put together when it is first used.
+        defer_build=True,
         extra="forbid",
         alias_generator=to_camel,
         populate_by_name=True,

@@ -229,7 +229,7 @@ def config_file_tokens(text: str) -> list[Token]:
     """
     try:
         plain = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise FlagError(f"it is not YAML: {error}") from error
     if not isinstance(plain, dict):
         raise FlagError("it is not a YAML mapping")
