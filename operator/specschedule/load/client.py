@@ -6,22 +6,24 @@ A request that goes wrong is a failed request: it is never sent again and never 
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Callable
-from itertools import pairwise
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 from yarl import URL
 
-from specschedule.load.records import Record
+from specschedule.load.http1 import Connections, MalformedAnswer
+from specschedule.load.records import Record, spread
 
 IDLE_SECONDS = 2.0
 """Idle connections are dropped after this long: uvicorn, which serves vLLM, closes them after 5,
 and a request sent into a closing connection would fail through no fault of the server."""
+CONNECT_SECONDS = 10.0
 _PATHS = {"completions": "v1/completions", "chat": "v1/chat/completions"}
-_COUNT = b'"completion_tokens":'
-_DIGITS = frozenset(b"0123456789")
+_MARK = b'"completion_tokens":'
+_COUNT = re.compile(_MARK + rb" *(\d+)")
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +40,7 @@ class Client:
     """One server, reached over as many connections as there are requests in flight."""
 
     def __init__(
-        self,
-        url: str,
-        *,
-        endpoint: str,
-        timeout: float,
-        api_key: str | None = None,
+        self, url: str, *, endpoint: str, timeout: float, api_key: str | None = None
     ) -> None:
         """Prepare; must be called in a running event loop.
 
@@ -54,7 +51,6 @@ class Client:
             api_key: Bearer token.
         """
         self._base = URL(url.rstrip("/") + "/")
-        self._target = self._base / _PATHS[endpoint]
         self._timeout = timeout
         self.keep_text = False
         """Whether answers are kept in the records."""
@@ -63,18 +59,24 @@ class Client:
         self.on_tokens: Callable[[float, int], None] = lambda now, tokens: None
         """Called with time and number of tokens when a chunk arrives."""
         self._clock = asyncio.get_running_loop().time
-        tracing = aiohttp.TraceConfig()
-        tracing.on_request_chunk_sent.append(self._bytes_sent)
-        headers = {"Content-Type": "application/json"}
-        if api_key:
-            headers["Authorization"] = f"Bearer {api_key}"
+        key = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
-            headers=headers,
-            trace_configs=[tracing],
-            read_bufsize=2**20,
+            timeout=aiohttp.ClientTimeout(total=10),
+            headers=key,
         )
+        target = self._base / _PATHS[endpoint]
+        self._connections = Connections(
+            target, idle_seconds=IDLE_SECONDS, connect_seconds=CONNECT_SECONDS
+        )
+        lines = [
+            f"POST {target.raw_path_qs} HTTP/1.1",
+            f"Host: {target.host_port_subcomponent}",
+            "Accept: text/event-stream",
+            "Content-Type: application/json",
+            *(f"{name}: {value}" for name, value in key.items()),
+            "Content-Length: ",
+        ]
+        self._head = "\r\n".join(lines).encode()
 
     async def __aenter__(self) -> Self:
         return self
@@ -85,6 +87,7 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._connections.close()
         await self._session.close()
 
     async def model(self) -> str:
@@ -109,7 +112,7 @@ class Client:
 
     async def _get(self, path: str) -> str:
         try:
-            async with asyncio.timeout(10), self._session.get(self._base / path) as response:
+            async with self._session.get(self._base / path) as response:
                 text = await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unanswered(f"{self._base / path}: {_words(error)}") from error
@@ -119,100 +122,104 @@ class Client:
 
     async def send(self, record: Record) -> None:
         """Send a record's request and fill the record; only cancellation is raised."""
+        body = record.request.body
+        stream = Stream(record, self.keep_text, self.on_tokens)
+        connection = None
         try:
-            async with (
-                asyncio.timeout(self._timeout),
-                self._session.post(
-                    self._target,
-                    data=record.request.body,
-                    trace_request_ctx=record,
-                ) as response,
-            ):
-                if response.status != 200:
-                    text = (await response.text())[:400]
-                    record.error = f"HTTP {response.status}: {text}"
-                    record.kind = "refused" if 400 <= response.status < 500 else "response"
-                else:
-                    await self._read(response.content, record)
+            connection = await self._connections.take()
+            record.sent = self._clock()
+            self.on_sent(record)
+            async with asyncio.timeout_at(record.sent + self._timeout):
+                answer = await connection.request(
+                    b"%b%d\r\n\r\n%b" % (self._head, len(body), body), stream.feed
+                )
+            if answer.reusable:
+                self._connections.give_back(connection)
+                connection = None
+            stream.end(answer.status)
         except TimeoutError:
             record.error, record.kind = f"no full answer within {self._timeout:g} s", "timeout"
-        except (aiohttp.ClientError, OSError) as error:
+        except (OSError, MalformedAnswer) as error:
             record.error, record.kind = _words(error), "connection"
         except ReportedError as error:
             record.error, record.kind = str(error), "response"
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             record.error, record.kind = f"answer not understood: {error}", "response"
-        record.ended = self._clock()
+        finally:
+            if connection is not None:
+                connection.abort()
+            record.ended = self._clock()
 
-    async def _bytes_sent(
-        self,
-        session: aiohttp.ClientSession,
-        context: SimpleNamespace,
-        parameters: aiohttp.TraceRequestChunkSentParams,
+
+class Stream:
+    """The server-sent events of one answer, as they come in.
+
+    The number of tokens so far is looked for in the bytes: every chunk has it when the server
+    honours ``continuous_usage_stats``, and parsing all chunks as JSON would cost more than all
+    the rest. Quotes inside texts are escaped, so the mark cannot occur there.
+    """
+
+    def __init__(
+        self, record: Record, keep_text: bool, on_tokens: Callable[[float, int], None]
     ) -> None:
-        record = context.trace_request_ctx
-        if record is not None and record.sent is None:
-            record.sent = self._clock()
-            self.on_sent(record)
+        self._record, self._keep_text, self._on_tokens = record, keep_text, on_tokens
+        self._rest = b""
+        self._seen = 0
+        self._last = b""
+        self._texts: list[str] = []
 
-    async def _read(self, stream: aiohttp.StreamReader, record: Record) -> None:
-        """Read server-sent events until the end.
+    def feed(self, now: float, data: bytes) -> None:
+        """Take bytes of the body.
 
-        The number of tokens so far is looked for in the bytes: every chunk has it when the
-        server honours ``continuous_usage_stats``, and parsing all chunks as JSON would cost
-        more than all the rest. Quotes inside texts are escaped, so the mark cannot occur there.
+        Raises:
+            ReportedError: The server reports an error.
+            ValueError: An event is no JSON.
         """
-        rest = b""
-        seen = 0
-        last = b""
-        texts: list[str] = []
-        silent: list[float] = []
-        while data := await stream.readany():
-            now = self._clock()
-            data = rest + data
-            if b"\r" in data:
-                data = data.replace(b"\r\n", b"\n")
-            events = data.split(b"\n\n")
-            rest = events.pop()
-            before = seen
-            for event in events:
-                place = event.rfind(_COUNT)
-                if place >= 0:
-                    seen = _number(event, place + len(_COUNT)) or seen
-                    last = event
-                    if self.keep_text:
-                        texts.append(_text(event))
-                elif event.startswith(b"data:") and not event.endswith(b"[DONE]"):
-                    text = _text(event)
-                    texts.append(text)
-                    if text:
-                        silent.append(now)
-            if seen > before and not silent:
-                record.chunks.append((now, seen - before))
-                self.on_tokens(now, seen - before)
-        if silent:
+        if self._rest:
+            data = self._rest + data
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        *events, self._rest = data.split(b"\n\n")
+        before = self._seen
+        for event in events:
+            place = event.rfind(_MARK)
+            if place >= 0 and (count := _COUNT.match(event, place)):
+                self._seen = int(count[1])
+                self._last = event
+                if self._keep_text:
+                    self._texts.append(_text(event))
+            elif event.startswith(b"data:") and not event.endswith(b"[DONE]"):
+                text = _text(event)
+                self._texts.append(text)
+                if text:
+                    # One token for now; spread anew when the total is known.
+                    self._record.counts_estimated = True
+                    self._record.chunks.append((now, 1))
+        if self._seen > before and not self._record.counts_estimated:
+            self._record.chunks.append((now, self._seen - before))
+            self._on_tokens(now, self._seen - before)
+
+    def end(self, status: int | None) -> None:
+        """Complete the record; whatever is wrong with the answer becomes its error."""
+        record = self._record
+        if status != 200:
+            words = self._rest.decode(errors="replace").strip()[:400]
+            record.error = f"HTTP {status}: {words}"
+            refused = status is not None and 400 <= status < 500 and status not in (408, 429)
+            record.kind = "refused" if refused else "response"
+            return
+        if record.counts_estimated:
             # Which tokens came when is a guess here, so throughput counts them all at the end.
-            record.chunks = _spread(silent, seen)
-            record.counts_estimated = True
-            self.on_tokens(self._clock(), seen)
-        usage = json.loads(last.removeprefix(b"data:"))["usage"] if last else {}
+            times = [at for at, _ in record.chunks]
+            record.chunks = spread(times, self._seen)
+            self._on_tokens(times[-1], self._seen)
+        usage = json.loads(self._last.removeprefix(b"data:"))["usage"] if self._last else {}
         record.prompt_tokens = usage.get("prompt_tokens")
         record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        record.text = "".join(texts) if self.keep_text else None
-        if seen != record.request.output_tokens:
-            record.error = f"{seen} tokens instead of {record.request.output_tokens}"
+        record.text = "".join(self._texts) if self._keep_text else None
+        if self._seen != record.request.output_tokens:
+            record.error = f"{self._seen} tokens instead of {record.request.output_tokens}"
             record.kind = "length"
-
-
-def _number(event: bytes, place: int) -> int:
-    """Read the integer at a place, after optional spaces."""
-    end = place
-    while event[end : end + 1] == b" ":
-        end += 1
-    place = end
-    while end < len(event) and event[end] in _DIGITS:
-        end += 1
-    return int(event[place:end])
 
 
 def _text(event: bytes) -> str:
@@ -229,12 +236,6 @@ def _text(event: bytes) -> str:
     for choice in data.get("choices") or ():
         text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
     return text
-
-
-def _spread(times: list[float], tokens: int) -> list[tuple[float, int]]:
-    """Share tokens out over chunks as evenly as whole numbers allow."""
-    marks = [round(tokens * i / len(times)) for i in range(len(times) + 1)]
-    return [(at, b - a) for at, (a, b) in zip(times, pairwise(marks), strict=True) if b > a]
 
 
 def _words(error: BaseException) -> str:

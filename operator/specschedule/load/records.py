@@ -4,7 +4,9 @@ Times are seconds of one monotonic clock, the load process's own.
 """
 
 import gzip
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TextIO, cast
 
@@ -99,6 +101,12 @@ def outcome(record: Record, slo: Slo) -> Outcome:
     if any(v is not None and limit is not None and v > limit for v, limit in measured):
         return "slow"
     return "good"
+
+
+def spread(times: Sequence[float], tokens: int) -> list[tuple[float, int]]:
+    """Share tokens out over chunks as evenly as whole numbers allow; empty chunks are left out."""
+    marks = [round(tokens * i / len(times)) for i in range(len(times) + 1)] if times else []
+    return [(at, b - a) for at, (a, b) in zip(times, pairwise(marks), strict=True) if b > a]
 
 
 def plain(

@@ -163,7 +163,7 @@ def cell(
     window: Window,
     meter: Meter,
     *,
-    started_at: str,
+    started_at: str | None = None,
     engine: EngineDelta | None = None,
     in_flight_exact: float | None = None,
     left_out: Sequence[Record] | None = None,
@@ -176,7 +176,7 @@ def cell(
         visit: The visit it belongs to.
         window: What was planned.
         meter: What was counted.
-        started_at: RFC 3339 time at which the window opened.
+        started_at: RFC 3339 time at which the window opened, where it is known.
         engine: The engine's own counters over the window, where it has them.
         in_flight_exact: Share of the time in which the planned number was in flight.
         left_out: Finished requests that must not enter rates and latencies (depth only).
