@@ -17,6 +17,7 @@ from specschedule.vllm_facts.flags import (
     speculative_of,
 )
 from specschedule.vllm_facts.launch import Field, Launch, launch_of, names_vllm, refuse
+from specschedule.vllm_facts.plain import items
 
 __all__ = [
     "ArgumentEdit",
@@ -31,7 +32,7 @@ def find_container(
     pod_spec: Mapping[str, Any], name: str | None = None
 ) -> Mapping[str, Any] | Unreadable:
     """Return the vLLM container of a pod spec: the named one, else the one that starts vLLM."""
-    containers = [c for c in pod_spec.get("containers") or [] if isinstance(c, Mapping)]
+    containers = [c for c in items(pod_spec.get("containers")) if isinstance(c, Mapping)]
     if name is not None:
         named = next((c for c in containers if c.get("name") == name), None)
         listed = ", ".join(str(c.get("name")) for c in containers)

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from specschedule.core.observed import Unreadable
 from specschedule.vllm_facts.flags import Token
+from specschedule.vllm_facts.plain import items
 from specschedule.vllm_facts.shell import ShellError, commands
 
 Field = Literal["args", "command"]
@@ -94,7 +95,7 @@ def environment_of(
         resolved: Values of variables that come from elsewhere (``valueFrom``, ``envFrom``).
     """
     known = dict(resolved or {})
-    for entry in container.get("env") or []:
+    for entry in items(container.get("env")):
         if not isinstance(entry, Mapping) or "name" not in entry:
             continue
         name = str(entry["name"])
@@ -113,12 +114,12 @@ def launch_of(
     words: list[_Word] = []
     lists: tuple[Field, ...] = ("command", "args")
     for field in lists:
-        items = container.get(field) or []
-        if not isinstance(items, Sequence) or isinstance(items, str):
+        listed = container.get(field) or []
+        if not isinstance(listed, list):
             return refuse(container, "BadManifest", f"{field} is not a list of strings")
         words += [
             _Word(_expand(str(item), environment, unknown), Place(field, at))
-            for at, item in enumerate(items)
+            for at, item in enumerate(listed)
         ]
     if engine := _other_engine(container, words):
         return refuse(container, "EngineNotSupported", f"it runs {engine}; only vLLM can be tuned")
@@ -298,8 +299,7 @@ def names_vllm(container: Mapping[str, Any]) -> bool:
     """Whether the container's image or words mention vLLM, however it is started."""
     texts = [str(container.get("image") or "")]
     for field in ("command", "args"):
-        items = container.get(field)
-        texts += [str(item) for item in items] if isinstance(items, list) else []
+        texts += [str(item) for item in items(container.get(field))]
     return any(_VLLM_IMAGE.search(text) for text in texts)
 
 
@@ -319,11 +319,11 @@ def _base(word: _Word) -> str:
 
 def _names_unknown(container: Mapping[str, Any], environment: Mapping[str, str]) -> set[str] | None:
     """Return the variables without a known value; None when there may be any."""
-    if any(isinstance(source, Mapping) for source in container.get("envFrom") or []):
+    if any(isinstance(source, Mapping) for source in items(container.get("envFrom"))):
         return None
     return {
         str(entry["name"])
-        for entry in container.get("env") or []
+        for entry in items(container.get("env"))
         if isinstance(entry, Mapping) and "name" in entry and str(entry["name"]) not in environment
     }
 

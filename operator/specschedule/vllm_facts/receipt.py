@@ -6,6 +6,7 @@ from typing import Any
 from specschedule.core.evidence import Receipt
 from specschedule.vllm_facts.logs import LogFacts, read_log
 from specschedule.vllm_facts.metrics import read_metrics
+from specschedule.vllm_facts.plain import mapping
 
 _GRAPH_MODES: dict[object, str] = {
     0: "NONE",
@@ -36,17 +37,17 @@ def read_receipt(
     stays absent.
     """
     log = read_log(log_text) if log_text else LogFacts()
-    info = _mapping(server_info)
-    config = _mapping(info.get("vllm_config"))
-    speculative = _mapping(config.get("speculative_config"))
-    model = _mapping(config.get("model_config"))
-    environment = _mapping(info.get("vllm_env"))
-    system = _mapping(info.get("system_env"))
+    info = mapping(server_info)
+    config = mapping(info.get("vllm_config"))
+    speculative = mapping(config.get("speculative_config"))
+    model = mapping(config.get("model_config"))
+    environment = mapping(info.get("vllm_env"))
+    system = mapping(info.get("system_env"))
     scrape = read_metrics(metrics_text) if metrics_text else None
     forced = {"1": "V2", "0": "V1"}.get(str(environment.get("VLLM_USE_V2_MODEL_RUNNER")))
     told_schedule = "num_speculative_tokens_per_batch_size" in speculative
     return Receipt(
-        engine_version=_text(_mapping(version).get("version")) or log.version,
+        engine_version=_text(mapping(version).get("version")) or log.version,
         model=_text(model.get("model")) or log.model,
         model_revision=_text(model.get("revision")) or log.revision,
         quantization=_text(model.get("quantization")) or log.quantization,
@@ -55,7 +56,7 @@ def read_receipt(
         graph_mode=log.graph_mode or _configured_mode(config),
         captured_sizes=log.captured_sizes,
         attention_backend=log.attention_backend,
-        async_scheduling=_flag(_mapping(config.get("scheduler_config")).get("async_scheduling"))
+        async_scheduling=_flag(mapping(config.get("scheduler_config")).get("async_scheduling"))
         if config
         else log.async_scheduling,
         kv_cache_tokens=(scrape.kv_cache_tokens if scrape else None) or log.kv_cache_tokens,
@@ -77,7 +78,7 @@ def read_receipt(
 
 def _configured_mode(config: Mapping[str, Any]) -> str | None:
     """Return the configured graph mode where no worker can overrule it."""
-    value = _mapping(config.get("compilation_config")).get("cudagraph_mode")
+    value = mapping(config.get("compilation_config")).get("cudagraph_mode")
     key = tuple(value) if isinstance(value, list) else value
     mode = _GRAPH_MODES.get(key) if isinstance(key, (int, tuple)) else None
     return mode if mode == "NONE" else None
@@ -100,10 +101,6 @@ def _rows(value: object) -> list[list[int]] | None:
     ):
         return None
     return [list(row) for row in value]
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _text(value: object) -> str | None:

@@ -14,6 +14,7 @@ from specschedule.vllm_facts.arguments import (
     read_container,
     with_speculative,
 )
+from specschedule.vllm_facts.plain import items, mapping
 
 _GPU = re.compile(r"(^|[./])(gpu|mig-.*|i915|xe|gaudi|tpu|neuron|npu|Ascend.*)(\..*)?$")
 _WAITING_FOR_GOOD = {"ContainerCreating", "PodInitializing"}
@@ -56,10 +57,10 @@ def target_facts(
         free_gpus: GPUs that no pod holds; None where the cluster was not asked.
         container: Name of the vLLM container, where the user gives one.
     """
-    metadata = _mapping(deployment.get("metadata"))
-    spec = _mapping(deployment.get("spec"))
-    template = _mapping(spec.get("template"))
-    pod_spec = _mapping(template.get("spec"))
+    metadata = mapping(deployment.get("metadata"))
+    spec = mapping(deployment.get("spec"))
+    template = mapping(spec.get("template"))
+    pod_spec = mapping(template.get("spec"))
     maps = config_maps or {}
     found = find_container(pod_spec, container)
     environment = {} if isinstance(found, Unreadable) else sourced_environment(found, maps)
@@ -92,9 +93,9 @@ def target_facts(
 def pod_gpus(pod_spec: Mapping[str, Any]) -> int:
     """Return the GPUs that one pod asks for, over its containers."""
     total = 0
-    for each in pod_spec.get("containers") or []:
-        resources = _mapping(_mapping(each).get("resources"))
-        wanted = {**_mapping(resources.get("requests")), **_mapping(resources.get("limits"))}
+    for each in items(pod_spec.get("containers")):
+        resources = mapping(mapping(each).get("resources"))
+        wanted = {**mapping(resources.get("requests")), **mapping(resources.get("limits"))}
         total += sum(_whole(amount, 0) for name, amount in wanted.items() if _GPU.search(str(name)))
     return total
 
@@ -112,9 +113,9 @@ def _template_hash(
     if not isinstance(found, Unreadable):
         edit = with_speculative(found, None, environment=sources[0])
         without = edited_container(found, edit) if isinstance(edit, ArgumentEdit) else dict(found)
-        pod_spec = dict(_mapping(template.get("spec")))
+        pod_spec = dict(mapping(template.get("spec")))
         pod_spec["containers"] = [
-            without if each is found else each for each in pod_spec.get("containers") or []
+            without if each is found else each for each in items(pod_spec.get("containers"))
         ]
         plain["spec"] = pod_spec
     return digest_of([_bare(plain), list(sources)])[:16]
@@ -144,16 +145,17 @@ def sourced_environment(
 ) -> dict[str, str]:
     """Return the variables that come from ConfigMaps."""
     out: dict[str, str] = {}
-    for source in container.get("envFrom") or []:
-        reference = _mapping(_mapping(source).get("configMapRef"))
-        prefix = str(_mapping(source).get("prefix") or "")
+    for source in items(container.get("envFrom")):
+        reference = mapping(mapping(source).get("configMapRef"))
+        prefix = str(mapping(source).get("prefix") or "")
         data = config_maps.get(str(reference.get("name"))) or {}
         out.update({prefix + key: str(value) for key, value in data.items()})
-    for entry in container.get("env") or []:
-        reference = _mapping(_mapping(_mapping(entry).get("valueFrom")).get("configMapKeyRef"))
+    for entry in items(container.get("env")):
+        reference = mapping(mapping(mapping(entry).get("valueFrom")).get("configMapKeyRef"))
         data = config_maps.get(str(reference.get("name"))) or {}
-        if reference.get("key") in data:
-            out[str(_mapping(entry).get("name"))] = str(data[reference["key"]])
+        key = str(reference.get("key"))
+        if key in data:
+            out[str(mapping(entry).get("name"))] = str(data[key])
     return out
 
 
@@ -165,10 +167,10 @@ def _mounted_files(
     """Return the files that the container sees from ConfigMaps, by absolute path."""
     volumes = {
         str(volume.get("name")): _volume_files(volume, config_maps)
-        for volume in map(_mapping, pod_spec.get("volumes") or [])
+        for volume in map(mapping, items(pod_spec.get("volumes")))
     }
     out: dict[str, str] = {}
-    for mount in map(_mapping, container.get("volumeMounts") or []):
+    for mount in map(mapping, items(container.get("volumeMounts"))):
         path = str(mount.get("mountPath") or "").rstrip("/")
         sub_path = str(mount.get("subPath") or "").strip("/")
         for inner, text in volumes.get(str(mount.get("name")), {}).items():
@@ -184,23 +186,24 @@ def _mounted_files(
 def _volume_files(
     volume: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, str]]
 ) -> dict[str, str]:
-    projected = _mapping(volume.get("projected")).get("sources") or []
+    projected = items(mapping(volume.get("projected")).get("sources"))
     out: dict[str, str] = {}
-    for source in map(_mapping, [volume, *projected]):
-        reference = _mapping(source.get("configMap"))
+    for source in map(mapping, [volume, *projected]):
+        reference = mapping(source.get("configMap"))
         data = config_maps.get(str(reference.get("name"))) or {}
-        items = reference.get("items")
-        if items:
-            for item in map(_mapping, items):
-                if item.get("key") in data:
-                    out[str(item.get("path"))] = str(data[item["key"]])
+        chosen = items(reference.get("items"))
+        if chosen:
+            for item in map(mapping, chosen):
+                key = str(item.get("key"))
+                if key in data:
+                    out[str(item.get("path"))] = str(data[key])
         else:
             out.update({str(key): str(value) for key, value in data.items()})
     return out
 
 
 def _owner(metadata: Mapping[str, Any]) -> str | None:
-    for owner in map(_mapping, metadata.get("ownerReferences") or []):
+    for owner in map(mapping, items(metadata.get("ownerReferences"))):
         if owner.get("controller"):
             return f"{owner.get('kind')}/{owner.get('name')}"
     return None
@@ -210,10 +213,10 @@ def _roll(
     spec: Mapping[str, Any], replicas: int, gpus: int, free_gpus: int | None
 ) -> tuple[str | None, str | None]:
     """Say why a rollout can never finish, or what it needs that could not be checked."""
-    strategy = _mapping(spec.get("strategy"))
+    strategy = mapping(spec.get("strategy"))
     if strategy.get("type") == "Recreate":
         return None, None
-    rolling = _mapping(strategy.get("rollingUpdate"))
+    rolling = mapping(strategy.get("rollingUpdate"))
     unavailable = _share_of(rolling.get("maxUnavailable", "25%"), replicas, round_up=False)
     surge = _share_of(rolling.get("maxSurge", "25%"), replicas, round_up=True)
     if unavailable or not surge or not gpus or not replicas:
@@ -239,8 +242,8 @@ def _share_of(value: object, replicas: int, *, round_up: bool) -> int:
 def _rollout(
     deployment: Mapping[str, Any], replicas: int, pods: Sequence[Mapping[str, Any]]
 ) -> RolloutFacts:
-    status = _mapping(deployment.get("status"))
-    generation = _whole(_mapping(deployment.get("metadata")).get("generation"), 0)
+    status = mapping(deployment.get("status"))
+    generation = _whole(mapping(deployment.get("metadata")).get("generation"), 0)
     seen = _whole(status.get("observedGeneration"), -1) >= generation
     updated = _whole(status.get("updatedReplicas"), 0)
     available = _whole(status.get("availableReplicas"), 0)
@@ -261,9 +264,9 @@ def _rollout(
 def _failing(status: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> str | None:
     for pod in pods:
         if trouble := _pod_trouble(pod):
-            name = _mapping(pod.get("metadata")).get("name")
+            name = mapping(pod.get("metadata")).get("name")
             return f"pod {name}: {trouble}"
-    for condition in map(_mapping, status.get("conditions") or []):
+    for condition in map(mapping, items(status.get("conditions"))):
         stuck = condition.get("type") == "Progressing" and condition.get("status") == "False"
         failed = condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
         if stuck or failed:
@@ -272,20 +275,20 @@ def _failing(status: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> st
 
 
 def _pod_trouble(pod: Mapping[str, Any]) -> str | None:
-    status = _mapping(pod.get("status"))
-    if _mapping(pod.get("metadata")).get("deletionTimestamp"):
+    status = mapping(pod.get("status"))
+    if mapping(pod.get("metadata")).get("deletionTimestamp"):
         return None
-    for each in map(_mapping, _container_statuses(status)):
-        waiting = _mapping(_mapping(each.get("state")).get("waiting"))
+    for each in map(mapping, _container_statuses(status)):
+        waiting = mapping(mapping(each.get("state")).get("waiting"))
         reason = waiting.get("reason")
         if reason and reason not in _WAITING_FOR_GOOD:
-            ended = _mapping(_mapping(each.get("lastState")).get("terminated"))
+            ended = mapping(mapping(each.get("lastState")).get("terminated"))
             last = f" (last exit code {ended['exitCode']})" if "exitCode" in ended else ""
             return f"{reason}: {waiting.get('message') or 'no message'}{last}"
-        ended = _mapping(_mapping(each.get("state")).get("terminated"))
+        ended = mapping(mapping(each.get("state")).get("terminated"))
         if ended.get("exitCode"):
             return f"{ended.get('reason') or 'Error'}: exit code {ended['exitCode']}"
-    for condition in map(_mapping, status.get("conditions") or []):
+    for condition in map(mapping, items(status.get("conditions"))):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return f"{condition.get('reason')}: {condition.get('message')}"
     return None
@@ -293,8 +296,8 @@ def _pod_trouble(pod: Mapping[str, Any]) -> str | None:
 
 def _container_statuses(status: Mapping[str, Any]) -> list[Any]:
     return [
-        *(status.get("initContainerStatuses") or []),
-        *(status.get("containerStatuses") or []),
+        *items(status.get("initContainerStatuses")),
+        *items(status.get("containerStatuses")),
     ]
 
 
@@ -302,7 +305,7 @@ def _image_ids(pods: Sequence[Mapping[str, Any]], name: str | None) -> set[str]:
     return {
         str(each["imageID"])
         for pod in pods
-        for each in map(_mapping, _mapping(pod.get("status")).get("containerStatuses") or [])
+        for each in map(mapping, items(mapping(pod.get("status")).get("containerStatuses")))
         if each.get("imageID") and (name is None or each.get("name") == name)
     }
 
@@ -314,17 +317,17 @@ def _boot_seconds(pods: Sequence[Mapping[str, Any]], name: str | None) -> float 
 
 def _boots(pods: Sequence[Mapping[str, Any]], name: str | None) -> Iterable[float]:
     for pod in pods:
-        status = _mapping(pod.get("status"))
+        status = mapping(pod.get("status"))
         ready = next(
             (
                 _unix(condition.get("lastTransitionTime"))
-                for condition in map(_mapping, status.get("conditions") or [])
+                for condition in map(mapping, items(status.get("conditions")))
                 if condition.get("type") == "Ready" and condition.get("status") == "True"
             ),
             None,
         )
-        for each in map(_mapping, status.get("containerStatuses") or []):
-            running = _mapping(_mapping(each.get("state")).get("running"))
+        for each in map(mapping, items(status.get("containerStatuses"))):
+            running = mapping(mapping(each.get("state")).get("running"))
             started = _unix(running.get("startedAt"))
             if each.get("name") == name and ready is not None and started is not None:
                 yield max(0.0, ready - started)
@@ -337,10 +340,6 @@ def _unix(text: object) -> float | None:
         return datetime.datetime.fromisoformat(str(text)).timestamp()
     except ValueError:
         return None
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _whole(value: object, default: int) -> int:
