@@ -380,20 +380,21 @@ def test_a_depth_sweep_leaves_degenerate_and_cached_answers_out_and_counts_them(
         def script(number: int, body: dict[str, Any]) -> Script:
             assert len(body["prompt"]) == 500
             if number % 3 == 0:
-                return Script(text=" ha", pause=0.02)
+                return Script(text=" haha", pause=0.01)
             return Script(varied=True, cached=6 if number % 3 == 1 else 0)
 
         async with Scripted(script) as server:
-            visit = plan(server.url, {"kind": "depth", "context": 500}, outputTokens=80)
+            visit = plan(server.url, {"kind": "depth", "context": 500}, outputTokens=50)
             _, said = await carry_out(visit)
         (cell,) = cells(said)
         assert cell.context == 500
         assert cell.left_out is not None
         assert cell.completed // 3 * 2 <= cell.left_out < cell.completed
-        # The degenerate answers came ten times more slowly, and had no say.
+        # The degenerate answers came five times more slowly, and had no say.
         assert cell.tpot_ms is not None
         assert cell.tpot_ms.p99 is not None
-        assert cell.tpot_ms.p99 < 20
+        assert cell.tpot_ms.p50 is not None
+        assert cell.tpot_ms.p50 < 9
 
     asyncio.run(run())
 

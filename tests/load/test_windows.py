@@ -37,11 +37,6 @@ def record(
     return Record(asked, "c", due, sent=sent, chunks=list(chunks), error=error)
 
 
-def engine(**changes: object) -> EngineDelta:
-    values: dict[str, object] = dict.fromkeys(EngineDelta.__slots__)
-    return EngineDelta(**(values | changes))  # type: ignore[arg-type]
-
-
 def closed(*records: Record, opened: float = 0.0, ended: float = 10.0) -> Meter:
     meter = Meter(SLO, opened=opened)
     for item in records:
@@ -82,11 +77,29 @@ def test_every_offered_request_counts_and_the_stuck_one_is_bad() -> None:
     meter = Meter(SLO, opened=5.0)
     meter.finish(record((0.1, 1), (0.12, 1)))
     meter.finish(record(error="refused"))
-    stuck, young = record(due=4.0), record(due=6.0)
-    meter.close(9.0, [stuck, young])
+    meter.close(9.0, stuck=1)
     cell = windows.cell(visit(), WINDOW, meter, started_at="2026-11-29T10:00:00Z")
     assert (cell.offered, cell.completed, cell.failed, cell.good) == (3, 1, 1, 1)
     assert cell.window_seconds == 4.0
+
+
+@pytest.mark.parametrize(
+    ("claim", "chunks", "now", "slo", "lost"),
+    [
+        ("no token, still in time", [], 0.4, SLO, False),
+        ("no token, too late", [], 0.6, SLO, True),
+        ("its first token was late", [(0.6, 1)], 0.7, SLO, True),
+        ("fast so far", [(0.1, 1), (0.5, 10)], 0.5, SLO, False),
+        ("cannot make up for lost time", [(0.1, 1), (4.2, 10)], 4.2, SLO, True),
+        ("too long in all", [(0.1, 1)], 3.0, Slo(e2e=2.0), True),
+        ("no limit on the way", [(0.1, 1)], 3.0, Slo(ttft=1.0), False),
+    ],
+)
+def test_a_request_in_flight_is_lost_once_a_limit_is_missed_for_good(
+    claim: str, chunks: list[tuple[float, int]], now: float, slo: Slo, lost: bool
+) -> None:
+    made = Record(Prepared(0, None, b"", 101), "c", 0.0, chunks=chunks)
+    assert windows.missed(made, slo, now) == lost, claim
 
 
 def test_a_cell_has_the_numbers_of_its_requests_and_nothing_that_was_not_measured() -> None:
@@ -123,36 +136,36 @@ def test_one_late_send_among_few_is_chance_and_two_are_not() -> None:
         ("late sends", {}, {"send_lags": [0.006] * 50}, None, "send lag p99 6.0 ms"),
         ("late sends allowed", {"maxSendLag": "10ms"}, {"send_lags": [0.006] * 50}, None, None),
         ("a starved process", {}, {"loop_lags": [0.0, 0.0, 0.03]}, None, "10.0 ms late on average"),
-        ("a restarted engine", {}, {}, engine(fault="went from 9 to 1"), "went from 9 to 1"),
+        ("a restarted engine", {}, {}, EngineDelta(fault="went from 9 to 1"), "went from 9 to 1"),
         (
             "unique prompts found in the cache",
             {},
             {},
-            engine(prefix_queries=100, prefix_hits=91),
+            EngineDelta(prefix_queries=100, prefix_hits=91),
             "found 91%",
         ),
         (
             "a chat template found in the cache",
             {},
             {},
-            engine(prefix_queries=128, prefix_hits=16),
+            EngineDelta(prefix_queries=128, prefix_hits=16),
             None,
         ),
         (
             "warm repeats not found in the cache",
             {"prefixCache": "Warm"},
             {},
-            engine(prefix_queries=100, prefix_hits=2),
+            EngineDelta(prefix_queries=100, prefix_hits=2),
             "load.prefixCache Warm does not hold",
         ),
         (
             "a shared beginning not found in the cache",
             {"prefixCache": "Shared"},
             {},
-            engine(prefix_queries=100, prefix_hits=0),
+            EngineDelta(prefix_queries=100, prefix_hits=0),
             "at least 5%",
         ),
-        ("no cache counters", {"prefixCache": "Warm"}, {}, engine(), None),
+        ("no cache counters", {"prefixCache": "Warm"}, {}, EngineDelta(), None),
     ],
 )
 def test_void(

@@ -34,14 +34,14 @@ Sample = dict[str, dict[str, float]]
 class EngineDelta:
     """Counters over a window; None where the engine has no such series."""
 
-    drafts: int | None
-    draft_tokens: int | None
-    accepted_tokens: int | None
-    output_tokens: int | None
-    preemptions: int | None
-    prefix_queries: int | None
-    prefix_hits: int | None
-    fault: str | None
+    drafts: int | None = None
+    draft_tokens: int | None = None
+    accepted_tokens: int | None = None
+    output_tokens: int | None = None
+    preemptions: int | None = None
+    prefix_queries: int | None = None
+    prefix_hits: int | None = None
+    fault: str | None = None
     """Why the counters cannot be trusted."""
 
 

@@ -4,15 +4,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 
 from specschedule.core.evidence import Cell
 from specschedule.core.visit import Visit, Window
 from specschedule.load import engine_metrics
 from specschedule.load.client import Client, Unanswered
-from specschedule.load.records import Record
+from specschedule.load.records import Record, rfc3339
 from specschedule.load.steadiness import Throughput
-from specschedule.load.windows import Meter, Occupancy, Tally, cell
+from specschedule.load.windows import Meter, Occupancy, Tally, cell, missed
 
 SAMPLE_SECONDS = 1.0
 """How often the engine's running gauge is read while a window is open."""
@@ -87,8 +86,7 @@ class Measurement:
             occupancy: Kept account of requests in flight, where the window wants an exact number.
         """
         self.meter.opened = now
-        opened = datetime.fromtimestamp(time.time() - (self.clock() - now), UTC)
-        self._started_at = opened.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        self._started_at = rfc3339(time.time() - (self.clock() - now))
         self._occupancy = occupancy
         if occupancy is not None:
             occupancy.change(now)
@@ -97,8 +95,20 @@ class Measurement:
         self._sampler = self._tasks.create_task(self._sample())
 
     def close(self, now: float, in_flight: Iterable[Record] = ()) -> None:
-        """Stop counting; see ``Meter.close``."""
-        self.meter.close(now, in_flight)
+        """Stop counting.
+
+        Args:
+            now: The moment, in clock time.
+            in_flight: Requests still unanswered, where stuck ones must count.
+        """
+        opened = self.meter.opened
+        stuck = sum(
+            opened is not None
+            and record.scheduled <= opened
+            and missed(record, self.visit.slo, now)
+            for record in in_flight
+        )
+        self.meter.close(now, stuck)
         if self._occupancy is not None:
             self._occupancy.change(now)
             self._share = self._occupancy.share

@@ -6,13 +6,13 @@ and the drain at the end; the window taken here is the part between them.
 """
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from specschedule.core.evidence import Cell
 from specschedule.core.visit import Visit, Window
-from specschedule.load.records import Prepared, Record, spread
+from specschedule.load.engine_metrics import EngineDelta
+from specschedule.load.records import Prepared, Record, outcome, rfc3339, spread
 from specschedule.load.windows import Meter, cell
 
 FORMATS = "AIPerf's profile_export.jsonl, or the JSON of vllm bench serve --save-detailed"
@@ -25,6 +25,8 @@ class Run(NamedTuple):
     """Unix time of its first request, where the tool says it."""
     records: list[Record]
     """Its requests; times are seconds since the first."""
+    engine: EngineDelta | None = None
+    """The engine's counters over the whole run, where the tool has them."""
 
 
 def read_run(path: Path) -> Run:
@@ -75,12 +77,13 @@ def as_cell(visit: Visit, window: Window, run: Run) -> Cell:
             raise ValueError(f"{len(ends)} requests are too few for a window at {held} in flight")
         opened, closed = ends[held - 1], starts[-1]
         counted = [record for record in run.records if opened < _end(record) <= closed]
-        stuck = [record for record in run.records if _end(record) > closed]
+        through = [r for r in run.records if r.scheduled <= opened and _end(r) > closed]
+        stuck = sum(outcome(record, visit.slo) != "good" for record in through)
     elif window.profile.kind == "open":
         if len(starts) < 2 or starts[0] == starts[-1]:
             raise ValueError(f"{len(starts)} requests are too few for a window")
         opened, closed = starts[0], starts[-1] + (starts[-1] - starts[0]) / (len(starts) - 1)
-        counted, stuck = run.records, []
+        counted, stuck = run.records, 0
     else:
         raise ValueError(f"{window.profile.kind}: runs of other tools are read as hold or open")
     meter = Meter(visit.slo, opened=opened)
@@ -92,12 +95,12 @@ def as_cell(visit: Visit, window: Window, run: Run) -> Cell:
     void = None
     if meter.tally.offered < window.requests:
         void = f"{meter.tally.offered} requests in the window, {window.requests} are needed"
-    started = None if run.began is None else datetime.fromtimestamp(run.began + opened, UTC)
     return cell(
         visit,
         window,
         meter,
-        started_at=started.isoformat(timespec="milliseconds") if started else None,
+        started_at=None if run.began is None else rfc3339(run.began + opened),
+        engine=run.engine,
         void=void,
     )
 
@@ -148,7 +151,12 @@ def _vllm(document: dict[str, Any]) -> Run:
         record = _record(index, start - began, times, int(tokens), failed)
         record.prompt_tokens = int(prompt)
         records.append(record)
-    return Run(None, records)
+    engine = EngineDelta(
+        drafts=document.get("spec_decode_num_drafts"),
+        draft_tokens=document.get("spec_decode_draft_tokens"),
+        accepted_tokens=document.get("spec_decode_accepted_tokens"),
+    )
+    return Run(None, records, engine)
 
 
 def _times(first: float, gaps: list[float]) -> list[float]:

@@ -6,6 +6,7 @@ Times are seconds of one monotonic clock, the load process's own.
 import gzip
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TextIO, cast
@@ -142,6 +143,12 @@ def plain(
         "error": record.error,
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def rfc3339(at: float) -> str:
+    """Write a Unix time down."""
+    text = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
 
 
 def open_records(path: Path) -> TextIO:

@@ -9,7 +9,7 @@ of an arm differ in duration, which is what speculation changes.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -84,7 +84,6 @@ class Meter:
     opened: float | None = None
     closed: float | None = None
     counted: list[Record] = field(default_factory=list)
-    unfinished: int = 0
     send_lags: list[float] = field(default_factory=list)
     loop_lags: list[float] = field(default_factory=list)
     running: list[float] = field(default_factory=list)
@@ -103,21 +102,32 @@ class Meter:
         """Count tokens received while the load was as planned."""
         self.tally.output_tokens += count
 
-    def close(self, now: float, in_flight: Iterable[Record] = ()) -> None:
+    def close(self, now: float, stuck: int = 0) -> None:
         """End the window.
 
         Args:
             now: The end.
-            in_flight: Requests still unanswered. One that was there before the window opened has
-                taken longer than the whole window: it counts, as slow.
+            stuck: Requests that were in flight all the window long and have missed a limit by now;
+                they count as slow.
         """
         if self.opened is None:
             raise ValueError("a window that never opened cannot be closed")
-        for record in in_flight:
-            if record.scheduled <= self.opened:
-                self.unfinished += 1
-                self.tally.count("slow")
+        for _ in range(stuck):
+            self.tally.count("slow")
         self.closed = now
+
+
+def missed(record: Record, slo: Slo, now: float) -> bool:
+    """Say whether a request in flight can no longer become good."""
+    waited = now - record.scheduled
+    if slo.e2e is not None and waited > slo.e2e:
+        return True
+    if slo.ttft is not None and (waited if record.ttft is None else record.ttft) > slo.ttft:
+        return True
+    if slo.tpot is None or not record.chunks:
+        return False
+    first, tokens = record.chunks[0]
+    return now - first > slo.tpot * (record.request.output_tokens - tokens)
 
 
 def length(gap: float, requests: int, concurrency: int) -> float:
