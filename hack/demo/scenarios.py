@@ -46,7 +46,10 @@ SIM = [
         slo={"ttft": "500ms", "tpot": "100ms"},
         load=LOAD,
         bar={
-            "improve": [{"metric": "goodput", "at": [8, 16], "by": "15%"}],
+            "improve": [
+                {"metric": "goodput", "at": [8], "by": "25%"},
+                {"metric": "goodput", "at": [16], "by": "50%"},
+            ],
             "protect": [{"metric": "decodeRate", "at": [1], "within": "10%"}],
         },
         experiment=QUICK,

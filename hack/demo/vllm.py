@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from hack.demo import __main__ as demo
@@ -13,14 +14,14 @@ from hack.demo.stage import ROOT, Stage, Steps
 NAME = "chat"
 
 
-def scenario(drafter: str) -> Scenario:
+def scenario(drafter: str, *, name: str = "vllm", points: Sequence[int] = (1, 4, 12)) -> Scenario:
     """Return the real input: static K=4 serves, the candidate drafts less the busier it is.
 
     The limits are wide, so that goodput here is throughput of whole requests: two cores have no
     latency to promise.
     """
     return Scenario(
-        name="vllm",
+        name=name,
         title="real vLLM on CPU: static K=4 serves; the candidate drafts 2, 1 and 0 tokens",
         world="",
         incumbent={"method": "draft_model", "model": drafter, "num_speculative_tokens": 4},
@@ -29,14 +30,14 @@ def scenario(drafter: str) -> Scenario:
         ],
         slo={"ttft": "20s", "tpot": "2s"},
         load={
-            "points": [1, 4, 12],
+            "points": list(points),
             "promptTokens": 64,
             "outputTokens": 32,
             "maxSendLag": "250ms",
         },
         bar={
             "improve": [{"metric": "goodput", "at": [12], "by": "15%"}],
-            "protect": [{"metric": "goodput", "at": [1, 4], "within": "15%"}],
+            "protect": [{"metric": "goodput", "at": [1], "within": "15%"}],
             "elsewhere": {"maxLoss": "15%"},
         },
         experiment={"effort": "Quick", "seed": 3, "deadline": "50m"},

@@ -1,0 +1,81 @@
+"""One run with real vLLM on CPU in the pods: its receipts show that the schedule was in effect.
+
+Played alone and last: vLLM takes both cores. What the run's verdict is depends on the machine's
+quiet, so the claims here are about the engine and about acting in keeping with the verdict.
+"""
+
+import statistics
+
+import pytest
+from hack.demo import vllm
+from hack.demo.stage import Stage
+
+pytestmark = pytest.mark.e2e
+
+SCHEDULE = [[1, 2, 2], [3, 6, 1], [7, 16, 0]]
+POINTS = [1, 12]
+
+
+@pytest.fixture(scope="module")
+def shown(stage: Stage):
+    engine = vllm.engine_facts()
+    asked = vllm.scenario(engine["drafter"], name="vllm-test", points=POINTS)
+    stage.kubectl("delete", "namespace", asked.namespace, "--ignore-not-found", "--wait")
+    vllm.serve(stage, asked, engine, replicas=1)
+    yield vllm.demo.ask(stage, asked, vllm.NAME)
+    stage.kubectl("delete", "namespace", asked.namespace, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def trials(stage: Stage, shown):
+    found = stage.get("spectrials", "-n", shown.scenario.namespace)["items"]
+    return [t for t in found if not t["status"].get("void")]
+
+
+def cells(trials, arm, at):
+    return [
+        cell
+        for trial in trials
+        if trial["spec"]["arm"] == arm
+        for cell in trial["status"]["cells"]
+        if cell["profile"]["concurrency"] == at and not cell.get("void")
+    ]
+
+
+def test_every_launch_was_the_real_engine(trials):
+    assert {t["status"]["receipt"]["engineVersion"] for t in trials} == {"0.32.0"}
+    assert {t["spec"]["arm"] for t in trials} == {"incumbent", "candidate-steps", "none"}
+
+
+def test_the_schedule_is_in_effect_at_both_ends(trials):
+    for cell in cells(trials, "candidate-steps", 1):
+        assert cell["draftTokens"] / cell["drafts"] == pytest.approx(2, abs=0.1)
+    for cell in cells(trials, "candidate-steps", 12):
+        # Requests that end together leave batches of 7 and fewer now and then.
+        assert cell.get("draftTokens", 0) < 0.1 * cell["outputTokens"]
+    for cell in cells(trials, "incumbent", 12):
+        assert cell["draftTokens"] / cell["drafts"] == pytest.approx(4, abs=0.1)
+    for cell in cells(trials, "none", 12):
+        assert "drafts" not in cell
+
+
+def test_the_gate_says_so_too(shown):
+    gates = {g["gate"]: g for g in shown.status["gates"]}
+    assert gates["scheduleInEffect"]["answer"] == "Pass", gates["scheduleInEffect"]["message"]
+    assert gates["engineVersion"]["answer"] == "Pass"
+
+
+def test_drafting_less_when_busy_wins_on_this_engine(trials):
+    goodput = {
+        arm: statistics.mean(c["good"] / c["windowSeconds"] for c in cells(trials, arm, 12))
+        for arm in ("incumbent", "candidate-steps")
+    }
+    assert goodput["candidate-steps"] > 1.1 * goodput["incumbent"]
+
+
+def test_serving_was_changed_exactly_when_the_verdict_says_so(shown):
+    promoted = shown.outcome == "Promoted"
+    assert shown.outcome in ("Promoted", "Inconclusive", "NotPromoted"), shown.status["message"]
+    assert (shown.arguments_before != shown.arguments_after) == promoted
+    if promoted:
+        assert all(str(SCHEDULE).replace(" ", "") in " ".join(a) for a in shown.arguments_after)
