@@ -173,6 +173,22 @@ CASES = {
         "Holds",
         "V1",
     ),
+    "a CPU samples garbage above temperature 0": (
+        spec(load={"sampling": {"temperature": 0.7}}),
+        target(gpus=0),
+        "methodAndSchedule",
+        "Fail",
+        "EngineCorruptsSchedule",
+        "temperature",
+    ),
+    "a GPU samples well above temperature 0": (
+        spec(load={"sampling": {"temperature": 0.7}}),
+        target(),
+        "methodAndSchedule",
+        "Pass",
+        "Holds",
+        "follows",
+    ),
     "an untested method is said to be untested": (
         spec(),
         target(**speculative(method="brand_new")),

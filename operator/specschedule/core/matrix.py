@@ -15,7 +15,9 @@ from specschedule.core.versions import numbers
 V2_LACKS = frozenset({"suffix", "medusa", "mlp_speculator", "custom_class"})
 """Methods that model runner V2 of vLLM 0.32 and 0.33 does not have."""
 
-Effect = Literal["Honours", "TruncatesOnly", "Ignores", "Disables", "Refuses", "Crashes"]
+Effect = Literal[
+    "Honours", "TruncatesOnly", "Ignores", "Disables", "Refuses", "Crashes", "Corrupts"
+]
 
 
 class MatrixRow(Value):
@@ -40,6 +42,8 @@ class MatrixRow(Value):
     """Devices."""
     rows: Literal["any", "zero", "varying", "contexts"] = "any"
     """Schedules: any; with a K=0 row; with another K than the largest; with contexts."""
+    random: bool = False
+    """Whether it is about sampling at a temperature above 0 only."""
     effect: Effect
     """What the engine does."""
     symptom: str
@@ -57,6 +61,8 @@ class Surroundings(Value):
     """Model runner that is expected."""
     device: Literal["gpu", "cpu"]
     """Device."""
+    random: bool = False
+    """Whether the load samples at a temperature above 0."""
 
     def __str__(self) -> str:
         method = self.method or "(found from the drafter)"
@@ -103,7 +109,7 @@ def method_and_schedule(
         if row:
             found[name] = row
     by_effect = {row.effect: (name, row) for name, row in reversed(found.items())}
-    for effect in ("Refuses", "Crashes", "Disables"):
+    for effect in ("Refuses", "Crashes", "Corrupts", "Disables"):
         if effect in by_effect:
             name, row = by_effect[effect]
             return fails(
@@ -155,4 +161,5 @@ def _matches(row: MatrixRow, where: Surroundings, kinds: set[str]) -> bool:
         and (not row.runners or where.runner in row.runners)
         and (not row.devices or where.device in row.devices)
         and row.rows in kinds
+        and (where.random or not row.random)
     )

@@ -64,6 +64,7 @@ def before_pods(
         method=method,
         runner=expected_runner(server, gpus=target.gpus, method=method),
         device="gpu" if target.gpus else "cpu",
+        random=spec.load.sampling.temperature > 0,
     )
     answers = [
         passes("engine", f"container {server.container} runs vLLM"),

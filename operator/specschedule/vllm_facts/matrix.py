@@ -18,6 +18,18 @@ ROWS: tuple[MatrixRow, ...] = (
         symptom="five-number rows are in no release up to 0.33.0; the engine wants three",
     ),
     MatrixRow(
+        id="cpu-sampling-under-speculation",
+        tested=["0.32.0"],
+        since="0.32.0",
+        before="0.33.0",
+        devices=["cpu"],
+        random=True,
+        effect="Corrupts",
+        symptom="the CPU backend loses the temperature of requests that verify drafts, so "
+        "speculative arms return garbage above temperature 0; set spec.load.sampling.temperature "
+        "to 0",
+    ),
+    MatrixRow(
         id="v1-fixed-length-methods",
         tested=["0.32.0"],
         before="0.33.0",
