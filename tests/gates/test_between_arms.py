@@ -143,6 +143,17 @@ def test_without_any_gpu_the_gate_does_not_apply():
     assert answer("gpu", launches).answer == "NotApplicable"
 
 
+def test_a_gpu_that_nobody_names_is_the_same_on_one_node_only():
+    server = SERVER.model_copy(update={"gpus": 1})
+    arms_ = ("incumbent", "candidate-card", "none")
+    together = [launch(arm, gpu=None, node="a") for arm in arms_]
+    assert answer("gpu", together, server=server).reason == "SameNode"
+    apart = [launch(arm, gpu=None, node=arm) for arm in arms_]
+    assert answer("gpu", apart, server=server).answer == "Unknown"
+    silent = [launch(arm, gpu=None) for arm in arms_]
+    assert answer("gpu", silent, server=server).answer == "Unknown"
+
+
 def test_none_may_differ_in_runner_backend_and_scheduling_but_not_in_image():
     other = launch("none", model_runner="V1", attention_backend="X", async_scheduling=False)
     assert blocking(between_arms(spec(), arms(none=other), SERVER)) is None

@@ -32,7 +32,7 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
     answers = [
         receipts.same(counted, "imageId", "image id", lambda r: r.image_id),
         receipts.version(counted),
-        receipts.same(counted, "gpu", "GPU", lambda r: r.gpu, absent="no arm has a GPU"),
+        receipts.gpu(counted, server),
         receipts.same(drafting, "modelRunner", "model runner", lambda r: r.model_runner),
         receipts.same(
             drafting, "attentionBackend", "attention backend", lambda r: r.attention_backend

@@ -43,6 +43,8 @@ class ServerFacts(Value):
     """--scheduler-cls, where given."""
     image: str | None = None
     """Image reference of the container."""
+    gpus: int = 0
+    """GPUs that its pod asks for."""
     async_scheduling: bool | None = None
     """--async-scheduling, where given."""
     enable_lora: bool = False

@@ -56,29 +56,35 @@ def _listed(by_value: dict[object, list[str]]) -> str:
 
 
 def same(
-    launches: Sequence[Launch],
-    gate: str,
-    what: str,
-    fact: Callable[[Receipt], object],
-    absent: str | None = None,
+    launches: Sequence[Launch], gate: str, what: str, fact: Callable[[Receipt], object]
 ) -> Gate:
-    """Require that a fact is told and equal everywhere.
+    """Require that every launch tells a fact, and the same.
 
     Args:
         launches: Launches to compare.
         gate: Name of the gate.
         what: What the fact is called.
         fact: Reads it.
-        absent: What it means when no launch has it; None when that is missing evidence.
     """
     by_value, silent = _told(launches, fact)
     if len(by_value) > 1:
         return fails(gate, "Differs", f"{what} differs between arms: {_listed(by_value)}")
-    if not by_value and absent:
-        return not_applicable(gate, "Absent", absent)
     if silent:
         return unknown(gate, "NotRead", f"{what} could not be read from {', '.join(silent)}")
     return passes(gate, f"{what} is {next(iter(by_value))} in every arm", "Same")
+
+
+def gpu(counted: Sequence[Launch], server: ServerFacts) -> Gate:
+    """Require one GPU product; launches on one node have it without a word."""
+    gate = same(counted, "gpu", "GPU", lambda r: r.gpu)
+    if gate.answer != "Unknown":
+        return gate
+    if not server.gpus:
+        return not_applicable("gpu", "NoGpu", "the server asks for no GPU")
+    nodes, silent = _told(counted, lambda r: r.node)
+    if len(nodes) == 1 and not silent:
+        return passes("gpu", f"every arm ran on node {next(iter(nodes))}", "SameNode")
+    return gate
 
 
 def version(counted: Sequence[Launch]) -> Gate:
@@ -106,7 +112,8 @@ def graph_mode(spec: Spec, counted: Sequence[Launch], drafting: Sequence[Launch]
         if without:
             return fails(gate, "NotFull", f"spec.policy.graphMode is RequireFull: {said}")
     if len(by_value) == 1:
-        return passes(gate, f"CUDA graph mode: {said}", "Same")
+        reason = "DowngradeReported" if _quoted(drafting, GRAPH_MODE_OVERRIDDEN) else "Same"
+        return passes(gate, f"CUDA graph mode: {said}", reason)
     if spec.policy.graph_mode == "Same":
         return fails(gate, "Differs", f"spec.policy.graphMode is Same: {said}")
     return passes(gate, f"CUDA graph mode differs between arms: {said}", "DiffersReported")

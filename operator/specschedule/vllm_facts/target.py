@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specschedule.core.observed import RolloutFacts, TargetFacts, Unreadable
+from specschedule.core.observed import RolloutFacts, ServerFacts, TargetFacts, Unreadable
 from specschedule.core.spec import digest_of
 from specschedule.vllm_facts.arguments import (
     ArgumentEdit,
@@ -72,6 +72,8 @@ def target_facts(
     )
     replicas = _whole(spec.get("replicas"), 1)
     gpus = pod_gpus(pod_spec)
+    if isinstance(server, ServerFacts):
+        server = server.model_copy(update={"gpus": gpus})
     impossible, unchecked = _roll(spec, replicas, gpus, free_gpus)
     name = found.get("name") if not isinstance(found, Unreadable) else None
     return TargetFacts(
