@@ -67,6 +67,7 @@ _KNOWN: tuple[_Known, ...] = (
         re.compile(
             r"num_speculative_tokens_per_batch_size (?:must|values|entry|is required)"
             r"|Each num_speculative_tokens_per_batch_size|[Bb]atch-size range"
+            r"|^num_speculative_tokens_per_batch_size\.\d"
         ),
         "the engine refuses the schedule",
     ),
