@@ -93,6 +93,13 @@ def test_a_schedule_that_loses_to_its_controls_is_not_promoted_and_names_the_con
     assert "none" in status["recommendation"]
 
 
+def test_a_control_is_named_even_where_the_incumbent_has_no_good_request_at_all():
+    of = world({**LOSES, "slo": {"ttft": "500ms", "tpot": "40ms"}}, "demo-loses")
+    status = run(of)
+    assert status["outcome"] == "NotPromoted"
+    assert status["recommendation"].startswith("none: remove --speculative-config")
+
+
 def test_killed_after_any_single_action_the_run_ends_in_the_same_place():
     whole = world()
     run(whole)

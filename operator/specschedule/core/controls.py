@@ -47,6 +47,7 @@ def _compare(evidence: Evidence, floor: float | None, arm: str, candidate: str) 
         arm=arm,
         change=change,
         against_incumbent=_share(evidence, sum(against) / len(against)) if against else None,
+        ahead_of_incumbent=bool(against) and sum(against) > 0,
         low=to_share(evidence.rate, bounds[0]) if bounds else None,
         high=to_share(evidence.rate, bounds[1]) if bounds else None,
         count=launches,
@@ -85,12 +86,14 @@ def recommendation(found: Sequence[Control], evidence: Evidence, server: ServerF
 
     Empty when there is none: then what serves now is best.
     """
-    chosen = best([control for control in found if (control.against_incumbent or 0.0) > 0])
+    chosen = best([control for control in found if control.ahead_of_incumbent])
     if chosen is None:
         return ""
+    change = chosen.against_incumbent
+    ahead = f"{change:+.1%} against" if change is not None else "measured where no good request of"
     return (
         f"{chosen.arm}: {argument(chosen.arm, evidence, server)} ({chosen.message}, "
-        f"{chosen.against_incumbent:+.1%} against the incumbent)"
+        f"{ahead} the incumbent)"
     )
 
 

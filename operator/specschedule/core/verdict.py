@@ -72,6 +72,8 @@ class Control(Value):
     change: float | None = None
     """How much better the control is than the candidate; negative: the candidate is better.
     Absent where the candidate has no good request at all."""
+    ahead_of_incumbent: bool = False
+    """Whether it is better than the incumbent; the incumbent may have no good request at all."""
     against_incumbent: float | None = None
     """How much better the control is than the incumbent."""
     low: float | None = None
