@@ -14,6 +14,7 @@ COMMANDS = {
     "operator": "Run the operator.",
     "plan": "What a run will launch, and what it costs.",
     "preflight": "Gates that can be answered before any pod exists.",
+    "propose": "Schedules worth testing, from measured cells.",
     "watch": "Follow a run in the terminal until its outcome.",
     "sim": "A simulated vLLM engine on a port.",
 }

@@ -115,6 +115,8 @@ class Cell(Reading):
     """Engine counter: draft tokens verified."""
     accepted_tokens: int | None = None
     """Engine counter: draft tokens accepted."""
+    accepted_by_position: list[Annotated[int, Field(ge=0)]] | None = None
+    """Engine counter: accepted tokens by draft position, from the first."""
     engine_output_tokens: int | None = None
     """Engine counter: tokens generated over the window."""
     preemptions: int | None = None

@@ -1,0 +1,177 @@
+"""``specschedule propose``: schedules worth testing, from the cells of a screening."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import ValidationError
+
+from specschedule.cli.output import BadInput, emit, output_option
+from specschedule.cli.specs import fault, read_spec
+from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs
+from specschedule.core.evidence import Cell
+from specschedule.core.forecast import Interval
+from specschedule.core.proposal import Proposal, Proposed
+from specschedule.core.screen import Search
+from specschedule.core.tuner import NothingMeasured, propose
+from specschedule.core.values import parse_share
+from specschedule.vllm_facts.adaptive import supports_adaptive_verification
+
+
+@click.command()
+@click.option("-f", "--file", "path", required=True, help="Manifest of the SpecSchedule.")
+@click.option("--cells", required=True, help="Cells as a JSON list, or one to a line.")
+@click.option("--max-tokens", type=click.IntRange(1, 64), help="Largest K. [the cells' largest]")
+@click.option(
+    "--max-num-seqs", type=click.IntRange(1, 65536), help="Of the server. [the largest load point]"
+)
+@click.option("--max-model-len", type=click.IntRange(1), help="Of the server.")
+@click.option("--kv-cache-tokens", type=click.IntRange(1), help="Tokens the KV cache holds.")
+@click.option("--graph-sizes", help="Captured graph sizes, such as 1,2,4,8. [vLLM's default]")
+@click.option("--noise-floor", help="Differences below it are noise, such as 3%. [2%]")
+@click.option("--method", help="Speculative method, to say whether it can verify adaptively.")
+@click.option("--engine-version", help="Version of vLLM, for the same.")
+@output_option
+def command(
+    path: str,
+    cells: str,
+    max_tokens: int | None,
+    max_num_seqs: int | None,
+    max_model_len: int | None,
+    kv_cache_tokens: int | None,
+    graph_sizes: str | None,
+    noise_floor: str | None,
+    method: str | None,
+    engine_version: str | None,
+    output: str,
+) -> None:
+    """Propose schedules from measured CELLS, with predicted numbers and why."""
+    spec = read_spec(path)
+    found = _cells(cells)
+    method = method or (spec.speculative.method if spec.speculative else None)
+    search = Search(
+        slo=spec.slo,
+        time_at=dict.fromkeys(spec.load.points, 1.0),
+        max_tokens=max_tokens or max((c.tokens or 0 for c in found), default=0) or 1,
+        max_num_seqs=max_num_seqs or max(spec.load.points),
+        output_tokens=spec.load.output_tokens,
+        prompt_tokens=spec.load.prompt_tokens,
+        graphs=Graphs(_sizes(graph_sizes)),
+        kv_cache_tokens=kv_cache_tokens,
+        max_model_len=max_model_len,
+        floor=_floor(noise_floor),
+        seed=spec.experiment.seed,
+    )
+    adaptive = (
+        method is not None
+        and engine_version is not None
+        and supports_adaptive_verification(method, engine_version)
+    )
+    try:
+        answer = propose(search, found, adaptive=adaptive)
+    except NothingMeasured as error:
+        raise BadInput(f"{cells}: no cell can be used: {error}") from error
+    emit(answer.plain(), _text(answer), output)
+
+
+def _cells(path: str) -> list[Cell]:
+    """Return the cells of a file: a JSON list, or one JSON object to a line."""
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        plain = _json(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not JSON: {error}") from error
+    if not isinstance(plain, list):
+        raise BadInput(f"{path}: must hold a list of cells")
+    if not plain:
+        raise BadInput(f"{path}: holds no cell")
+    cells = []
+    for at, item in enumerate(plain):
+        try:
+            cells.append(Cell.model_validate(item))
+        except ValidationError as error:
+            raise BadInput(f"{path}: item {at + 1}{fault(error)}") from error
+    return cells
+
+
+def _json(text: str) -> Any:
+    if not text.lstrip().startswith("{"):
+        return json.loads(text)
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return DEFAULT_GRAPH_SIZES
+    try:
+        sizes = sorted({int(part) for part in text.split(",") if part.strip()})
+    except ValueError as error:
+        raise BadInput(f"--graph-sizes: {text!r} is no list of sizes: write 1,2,4,8") from error
+    if sizes and sizes[0] < 1:
+        raise BadInput(f"--graph-sizes: {sizes[0]} is not above 0")
+    return tuple(sizes)
+
+
+def _floor(text: str | None) -> float:
+    if text is None:
+        return 0.0
+    try:
+        floor = parse_share(text)
+    except ValueError as error:
+        raise BadInput(f"--noise-floor: {error}") from error
+    if floor >= 1:
+        raise BadInput(f"--noise-floor: {text} is not below 100%")
+    return floor
+
+
+def _text(answer: Proposal) -> str:
+    lines = [f"Test first: {answer.lead}", ""]
+    for candidate in answer.candidates:
+        if candidate.same_as is not None:
+            lines += [f"{candidate.name}: the same as {candidate.same_as}", ""]
+            continue
+        lines += [_head(candidate), f"  {candidate.why}"]
+        lines += [f"  warning: {warning}" for warning in candidate.warnings]
+        if candidate.predicted:
+            lines.append(
+                f"  {'IN FLIGHT':>9} {'CONTEXT':>8} {'K':>3} {'TOKENS/S':>22} {'TPOT MS':>21} "
+                f"{'GOOD REQUESTS/S':>24} {'N':>3}  BASIS"
+            )
+        lines += [
+            f"  {p.at:>9} {p.context or '':>8} {p.tokens:>3} {_interval(p.throughput, '.1f'):>22} "
+            f"{_interval(p.tpot_ms, '.2f'):>21} {_interval(p.goodput, '.3f'):>24} "
+            f"{p.windows:>3}  {p.basis}"
+            for p in candidate.predicted
+        ]
+        lines.append("")
+    lines.append(
+        f"{answer.windows} windows, spread between repeats {answer.noise:.1%}, expected regret "
+        f"{answer.expected_regret:.1%} (intervals: 95 %)"
+    )
+    lines += [
+        f"measure next: {ask.concurrency} in flight, K={ask.tokens}"
+        + (f", context {ask.context}" if ask.context else "")
+        + f": {ask.why}"
+        for ask in answer.measure_next
+    ]
+    lines += [f"note: {note}" for note in answer.notes]
+    return "\n".join(lines)
+
+
+def _head(candidate: Proposed) -> str:
+    what = json.dumps(candidate.schedule) if candidate.schedule else ""
+    gains = [
+        f"{gain.value:+.1%} ({gain.low:+.1%} to {gain.high:+.1%}) over {name}"
+        for name, gain in (("none", candidate.over_none), ("static", candidate.over_static))
+        if gain is not None
+    ]
+    return " ".join([f"{candidate.name}:", what, ", ".join(gains)]).strip()
+
+
+def _interval(found: Interval, form: str) -> str:
+    return f"{found.value:{form}} ({found.low:{form}}-{found.high:{form}})"

@@ -1,0 +1,397 @@
+"""Which windows to measure next in a screening launch, and when to stop.
+
+Seed windows span the batch sizes and the Ks. After them each window goes where it can still
+change the choice: where what is expected to be lost by taking the best K so far is largest, at
+the load points and on both sides of every boundary that would be proposed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import log2, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from specschedule.core.chance import shuffled
+from specschedule.core.choice import Grid, grid, rows, tokens_at
+from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs, Setting
+from specschedule.core.evidence import Cell
+from specschedule.core.forecast import Forecast
+from specschedule.core.schedule import Band
+from specschedule.core.spec import Slo
+from specschedule.core.sweep import Sweep, sweep
+from specschedule.core.values import Value
+
+Floats = NDArray[np.float64]
+
+INDIFFERENT = 0.02
+"""Ks within this share of the best are alike, or within the noise floor where that is wider."""
+ENOUGH = 0.005
+"""Expected regret at which measuring stops. Half of the promised 1 %, because the model can be
+more certain of itself than it should be."""
+REPEATS = 3
+"""Repeats that a sweep of every setting would need."""
+FEWER = 5
+"""How many times fewer windows than such a sweep may be spent."""
+BESIDE = 0.2
+"""Weight of a batch size beside a proposed boundary, against a load point."""
+WINDOW_LENGTH_SD = 0.015
+"""Standard deviation of the logarithm of a window's acceptance length."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is tuned, for which load, and within which limits."""
+
+    slo: Slo
+    time_at: Mapping[int, float]
+    """Share of the time that serving spends at a number of requests in flight."""
+    max_tokens: int
+    """Largest K that may be tried."""
+    max_num_seqs: int
+    """Largest batch size of the server."""
+    output_tokens: int
+    """Output length of a request."""
+    prompt_tokens: int = 0
+    """Prompt length of a request, where contexts are not given."""
+    contexts: tuple[int, ...] = ()
+    """Mean contexts of the workload; empty where it does not matter."""
+    graphs: Graphs = field(default_factory=lambda: Graphs(DEFAULT_GRAPH_SIZES))
+    kv_cache_tokens: int | None = None
+    """Tokens that the KV cache holds; None when unknown."""
+    max_model_len: int | None = None
+    """Longest sequence; None when unknown."""
+    floor: float = 0.0
+    """Noise floor of the objective, as a share; 0 when unknown."""
+    seed: int = 0
+    """Decides the order of windows."""
+
+    @property
+    def zone(self) -> float:
+        """Share below the best within which Ks are alike."""
+        return max(INDIFFERENT, self.floor)
+
+    @property
+    def points(self) -> tuple[int, ...]:
+        """Load points, rising."""
+        return tuple(sorted(self.time_at))
+
+    @property
+    def budget(self) -> int:
+        """Windows that may be spent on the schedule's path."""
+        sweep_all = len(self.points) * (self.max_tokens + 1) * max(1, len(self.contexts)) * REPEATS
+        return max(len(seeds(self)), sweep_all // FEWER)
+
+    def possible(self, setting: Setting) -> bool:
+        """Say whether the server can hold a setting: batch size, KV cache, sequence length."""
+        context = setting.context
+        if context is None:
+            context = self.prompt_tokens + self.output_tokens // 2
+        reach = context + self.output_tokens // 2 + setting.tokens
+        return (
+            setting.batch <= self.max_num_seqs
+            and setting.tokens <= self.max_tokens
+            and (self.max_model_len is None or reach <= self.max_model_len)
+            and (
+                self.kv_cache_tokens is None
+                or setting.batch * (context + setting.tokens + 1) <= self.kv_cache_tokens
+            )
+        )
+
+
+class Ask(Value):
+    """A window to measure."""
+
+    concurrency: int
+    """Requests to hold in flight."""
+    tokens: int
+    """K."""
+    context: int | None = None
+    """Mean context, in tokens, where it matters."""
+    why: str
+    """What it is for."""
+
+    @property
+    def setting(self) -> Setting:
+        """The grid point."""
+        return Setting(self.concurrency, self.tokens, self.context)
+
+
+class Next(Value):
+    """What to measure next."""
+
+    asks: list[Ask]
+    """Windows, in the order in which to measure them; empty when it is enough."""
+    expected_regret: float | None = None
+    """Share of the objective expected to be lost by stopping now; None before the seeds."""
+    reason: str
+    """Why to go on or to stop."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What the windows so far mean for a search."""
+
+    search: Search
+    forecast: Forecast
+    contexts: tuple[int | None, ...]
+    """Contexts that are told apart; (None,) when there are none."""
+    grid: Grid
+
+    def scores(self, context: int | None) -> Floats:
+        """Return scores on the grid at a context: a row per batch size, a column per K."""
+        return self.forecast.table(self.grid.batches, context)
+
+    def pooled(self) -> Floats:
+        """Return scores on the grid, averaged over the contexts."""
+        return np.asarray(np.mean([self.scores(c) for c in self.contexts], axis=0))
+
+    @cached_property
+    def best(self) -> dict[int | None, list[Band]]:
+        """The best bands by context."""
+        return {
+            c: rows(self.grid, self.scores(c), self.tokens, zone=self.search.zone)
+            for c in self.contexts
+        }
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Ks that can be proposed: the columns of the scores."""
+        return self.forecast.tokens
+
+
+def view(search: Search, found: Sweep) -> View:
+    """Fit the model to a sweep.
+
+    Args:
+        search: What is tuned.
+        found: Windows that count, at least one on the schedule's path.
+    """
+    forecast = Forecast(
+        found,
+        search.slo,
+        max_tokens=search.max_tokens,
+        output_tokens=search.output_tokens,
+        graphs=search.graphs,
+    )
+    contexts: tuple[int | None, ...] = found.contexts or (None,)
+    where = grid(
+        search.time_at,
+        tokens=forecast.tokens,
+        max_num_seqs=search.max_num_seqs,
+        graphs=search.graphs,
+    )
+    return View(search, forecast, contexts, where)
+
+
+def seeds(search: Search) -> list[Setting]:
+    """Return the settings to measure first: K = 0, 1, 2 and the largest, at few batch sizes."""
+    small, large = search.points[0], min(search.points[-1], search.max_num_seqs)
+    middle = min(search.points, key=lambda b: abs(log2(b) - (log2(small) + log2(large)) / 2))
+    most = search.max_tokens
+    wanted = [(small, k) for k in (0, 1, 2, most)] + [(large, k) for k in (0, 1, most)]
+    if small < middle < large:
+        wanted += [(middle, k) for k in (0, min(2, most), most)]
+    contexts: list[int | None] = [search.contexts[0]] if search.contexts else [None]
+    found = [Setting(b, min(k, most), c) for b, k in wanted for c in contexts]
+    for context in search.contexts[1:]:
+        # Both ends of the depth sweep, then what lies between.
+        found += [Setting(large, k, context) for k in (0, most)]
+        if context == search.contexts[-1]:
+            found += [Setting(small, k, context) for k in (0, most)]
+    return [s for s in dict.fromkeys(found) if search.possible(s)]
+
+
+def none_settings(search: Search) -> list[Setting]:
+    """Return the settings to measure in the launch without speculation."""
+    contexts: Sequence[int | None] = search.contexts or (None,)
+    points = [search.points[0], search.points[len(search.points) // 2], search.points[-1]]
+    settings = [Setting(b, 0, c) for b in dict.fromkeys(points) for c in contexts]
+    return [s for s in settings if search.possible(s)]
+
+
+def next_windows(search: Search, cells: Iterable[Cell], *, count: int = 3) -> Next:
+    """Say which windows to measure next on the schedule's path.
+
+    Args:
+        search: What is tuned.
+        cells: Windows so far.
+        count: Windows to ask for at once after the seeds.
+    """
+    found = sweep(cells, contexts=search.contexts)
+    done = {w.setting for w in found.schedule}
+    spent = len(found.schedule)
+    missing = [s for s in seeds(search) if not _is_measured(s, done)]
+    if missing:
+        return Next(
+            asks=[_ask(s, "seed") for s in shuffled(missing, search.seed, "seeds")],
+            reason="seed windows span the batch sizes and the Ks",
+        )
+    seen = view(search, found)
+    asks, regret = _adaptive(seen, count)
+    left = search.budget - spent
+    unseen, once = _checks(seen)
+    # What would be proposed is measured before anything else, and a second time at the end.
+    asks = [*unseen, *asks][:count] or once[:count]
+    if not asks:
+        return Next(asks=[], expected_regret=regret, reason="what is left to gain is too little")
+    if left <= 0:
+        return Next(asks=[], expected_regret=regret, reason="the budget of windows is spent")
+    return Next(
+        asks=shuffled(asks[:left], search.seed, spent),
+        expected_regret=regret,
+        reason="these windows can still change the choice",
+    )
+
+
+def expected_regret(
+    mean: Floats, covariance: Floats, chosen: int, zone: float = 0.0
+) -> tuple[float, int]:
+    """Return what a choice is expected to lose to its strongest rival.
+
+    Args:
+        mean: Logarithm of the objective by K.
+        covariance: Its covariance.
+        chosen: Column of the choice.
+        zone: Share that the choice gives away on purpose, which does not count.
+
+    Returns:
+        Expected loss as a share, column of the rival.
+    """
+    gap = mean - mean[chosen] - zone
+    spread = np.diag(covariance) + covariance[chosen, chosen] - 2 * covariance[chosen]
+    sd = np.sqrt(np.maximum(spread, 1e-12))
+    z = gap / sd
+    gain = np.asarray(sd * np.exp(-0.5 * z**2) / sqrt(2 * np.pi) + gap * ndtr(z))
+    gain[chosen] = 0.0
+    rival = int(np.argmax(gain))
+    return float(gain[rival]), rival
+
+
+def places(seen: View) -> dict[tuple[int, int | None], float]:
+    """Return the places that a choice depends on, with their weights, which add up to 1.
+
+    Load points, and the batch sizes on both sides of each boundary of the best schedule.
+    """
+    search = seen.search
+    share = sum(search.time_at.values()) * len(seen.contexts)
+    weights = {
+        (min(b, search.max_num_seqs), c): w / share
+        for b, w in search.time_at.items()
+        for c in seen.contexts
+    }
+    for context, bands in seen.best.items():
+        for batch in _beside(bands, seen.grid.batches):
+            weight = BESIDE / (len(search.points) * len(seen.contexts))
+            weights.setdefault((batch, context), weight)
+    possible = {p: w for p, w in weights.items() if search.possible(Setting(p[0], 0, p[1]))}
+    total = sum(possible.values())
+    return {p: w / total for p, w in possible.items()}
+
+
+def _beside(bands: Sequence[Band], batches: Sequence[int]) -> list[int]:
+    """Return the batch sizes on the grid before and after each boundary."""
+    out = []
+    for band in bands[:-1]:
+        out += [band.last, *batches[batches.index(band.last) + 1 :][:1]]
+    return out
+
+
+def _adaptive(seen: View, count: int) -> tuple[list[Ask], float]:
+    """Return windows where they can change the choice, and the expected regret now."""
+    weights = places(seen)
+    tokens = seen.tokens
+    settings = [Setting(b, k, c) for b, c in weights for k in tokens]
+    mean, covariance = seen.forecast.scores(settings)
+    usable = np.array([seen.search.possible(s) for s in settings])
+    mean = np.where(usable, mean, -np.inf)
+    width = len(tokens)
+    noise = seen.forecast.steps.noise**2 + WINDOW_LENGTH_SD**2
+    asks: list[Ask] = []
+    now = 0.0
+    for step in range(count):
+        regrets = []
+        for at, ((batch, context), weight) in enumerate(weights.items()):
+            own = np.arange(at * width, (at + 1) * width)
+            own = own[usable[own]]
+            lost, best, rival = _at_stake(
+                mean[own],
+                covariance[np.ix_(own, own)],
+                [settings[i].tokens for i in own],
+                tokens_at(seen.best[context], batch),
+                seen.search.zone,
+            )
+            regrets.append((weight * lost, int(own[best]), int(own[rival])))
+        total = sum(lost for lost, _, _ in regrets)
+        now = total if step == 0 else now
+        if total < ENOUGH:
+            break
+        lost, best, rival = max(regrets)
+        pair = [best, rival]
+        gains = [
+            (covariance[j, best] - covariance[j, rival]) ** 2 / (covariance[j, j] + noise)
+            for j in pair
+        ]
+        chosen = pair[int(np.argmax(gains))]
+        setting = settings[chosen]
+        asks.append(
+            _ask(
+                setting,
+                f"K={settings[best].tokens} or K={settings[rival].tokens} at {setting.batch} in "
+                f"flight: {lost / total:.0%} of the expected regret of {total:.1%}",
+            )
+        )
+        column = covariance[:, chosen]
+        covariance = covariance - np.outer(column, column) / (covariance[chosen, chosen] + noise)
+    return asks, now
+
+
+def _at_stake(
+    mean: Floats, covariance: Floats, tokens: Sequence[int], proposed: int, zone: float
+) -> tuple[float, int, int]:
+    """Return the larger expected loss of the best K and of the proposed one, with its rival.
+
+    The proposed K may be a smaller one that looks alike; what it gives away on purpose does not
+    count.
+    """
+    best = int(np.argmax(mean))
+    lost, rival = expected_regret(mean, covariance, best)
+    found = (lost, best, rival)
+    if proposed in tokens:
+        own = tokens.index(proposed)
+        lost, rival = expected_regret(mean, covariance, own, zone)
+        found = max(found, (lost, own, rival))
+    return found
+
+
+def _checks(seen: View) -> tuple[list[Ask], list[Ask]]:
+    """Return windows at what would be proposed and was never measured, and measured once."""
+    asks: tuple[list[Ask], list[Ask]] = ([], [])
+    for context, bands in seen.best.items():
+        for point in seen.search.points:
+            batch = min(point, seen.search.max_num_seqs)
+            setting = Setting(batch, tokens_at(bands, batch), context)
+            count = seen.forecast.windows.get(setting, 0)
+            if count < 2 and seen.search.possible(setting):
+                why = "proposed and measured once" if count else "proposed and never measured"
+                asks[count].append(_ask(setting, why))
+    return asks
+
+
+def _ask(setting: Setting, why: str) -> Ask:
+    return Ask(concurrency=setting.batch, tokens=setting.tokens, context=setting.context, why=why)
+
+
+def _is_measured(setting: Setting, done: set[Setting]) -> bool:
+    """Say whether a seed was measured, at its context or one near it."""
+    return any(
+        (s.batch, s.tokens) == (setting.batch, setting.tokens)
+        and (
+            s.context is None
+            or setting.context is None
+            or abs(log2(s.context / setting.context)) < 0.3
+        )
+        for s in done
+    )

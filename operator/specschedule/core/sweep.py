@@ -1,0 +1,178 @@
+"""What the cells of a sweep say about steps and acceptance, and which of them say nothing.
+
+A window counts when a fixed number of requests was held in flight at one K and the engine's own
+counters agree with that. Everything else is left out with its reason: a window that drafted
+something else than planned would otherwise be believed.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import sqrt
+
+from specschedule.core.compare import NONE
+from specschedule.core.cost import Setting, Timed
+from specschedule.core.evidence import Cell
+
+HELD = 0.1
+"""Share by which the mean batch size may miss the requests held in flight."""
+VERIFIED = 0.05
+"""Share by which the draft tokens per draft may miss K: the last drafts of a request are cut."""
+SAME_CONTEXT = 1.25
+"""Contexts within this factor of each other are one context of the sweep."""
+MOST_TOKENS = 64
+"""Largest K that is believed, as in a candidate."""
+STATIC_PATH = ("static-", "incumbent", "twin")
+
+
+@dataclass(frozen=True)
+class Window:
+    """A cell that counts, as the sweep sees it."""
+
+    cell: Cell
+    setting: Setting
+    seconds: float
+    """Seconds of the mean engine step, the prefill of other requests included."""
+
+    @property
+    def timed(self) -> Timed:
+        """The window as the step-time model takes it."""
+        return Timed(self.setting, self.seconds)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The windows of a sweep, by launch path."""
+
+    schedule: tuple[Window, ...]
+    """On the path that a schedule takes (probe, constant, zero and candidate arms); without any,
+    those of arms with a static K."""
+    none: tuple[Window, ...]
+    """Without a speculative config."""
+    notes: tuple[str, ...]
+    """What was left out, and why."""
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Contexts measured on the schedule's path, rising; empty when no cell tells one."""
+        return tuple(
+            sorted({w.setting.context for w in self.schedule if w.setting.context is not None})
+        )
+
+    def anywhere(self) -> "Sweep":
+        """Return the same windows with their contexts taken as alike."""
+        return replace(
+            self,
+            schedule=tuple(map(_anywhere, self.schedule)),
+            none=tuple(map(_anywhere, self.none)),
+        )
+
+
+def sweep(cells: Iterable[Cell], *, contexts: Sequence[int] = ()) -> Sweep:
+    """Sort the windows that count by launch path.
+
+    Args:
+        cells: Windows of any arms.
+        contexts: Contexts that were planned; a window near one of them is taken as at it.
+    """
+    cells = list(cells)
+    notes, counted = [], []
+    for cell in cells:
+        window = _window(cell)
+        if isinstance(window, str):
+            notes.append(f"cell {cell.cell} of arm {cell.arm} is left out: {window}")
+        else:
+            counted.append(window)
+    counted = _contexts_joined(counted, contexts)
+    none = tuple(w for w in counted if w.cell.arm == NONE)
+    static = tuple(w for w in counted if w.cell.arm.startswith(STATIC_PATH))
+    schedule = tuple(w for w in counted if w not in none and w not in static)
+    if static and not schedule:
+        schedule = static
+        notes.append(
+            "no window was measured with a schedule present: a schedule's own code path may cost "
+            "more than these static ones"
+        )
+    elif static:
+        notes.append(
+            f"{len(static)} windows of arms with a static K are left out: they took another "
+            "code path than a schedule does"
+        )
+    return Sweep(schedule, none, tuple(notes))
+
+
+def _window(cell: Cell) -> Window | str:
+    """Return the window of a cell, or why it does not count."""
+    profile = cell.profile
+    batch = 1 if profile.kind == "depth" else profile.concurrency
+    none = cell.arm == NONE
+    tokens = 0 if none else cell.tokens
+    output = cell.engine_output_tokens or cell.output_tokens or 0
+    drafts, accepted = cell.drafts or 0, cell.accepted_tokens or 0
+    if cell.void is not None:
+        return f"void: {cell.void}"
+    if profile.kind not in ("hold", "depth") or batch is None or batch < 1:
+        return f"no fixed number of requests was held ({profile.kind})"
+    if tokens is None:
+        return "K varied in it"
+    if not 0 <= tokens <= MOST_TOKENS:
+        return f"tokens is {tokens}; it must be 0 to {MOST_TOKENS}"
+    if output <= 0:
+        return "no output tokens"
+    if cell.failed:
+        return f"{cell.failed} requests failed"
+    if cell.preemptions:
+        return f"{cell.preemptions} preemptions: the KV cache does not hold this many requests"
+    if cell.batch_size_mean is not None and abs(cell.batch_size_mean / batch - 1) > HELD:
+        return f"{batch} requests were to be held and {cell.batch_size_mean:.1f} ran"
+    if tokens == 0:
+        if drafts > 0 and accepted > 0:
+            return f"planned without drafts and {drafts} were verified"
+        return Window(cell, Setting(batch, 0, _context(cell)), cell.window_seconds * batch / output)
+    if drafts <= 0 or cell.accepted_tokens is None:
+        return f"K={tokens} and no draft counters: its acceptance is unknown"
+    verified = (cell.draft_tokens or 0) / drafts
+    if cell.draft_tokens is not None and abs(verified / tokens - 1) > VERIFIED:
+        return f"K={tokens} was planned and {verified:.2f} draft tokens were verified per step"
+    if not 0 <= accepted <= drafts * tokens:
+        return f"{accepted} accepted of at most {drafts * tokens} draft tokens"
+    seconds = cell.window_seconds * batch / drafts
+    return Window(cell, Setting(batch, tokens, _context(cell)), seconds)
+
+
+def _context(cell: Cell) -> int | None:
+    found = cell.profile.context if cell.profile.kind == "depth" else cell.context
+    return found if found is not None and found > 0 else None
+
+
+def _contexts_joined(windows: Sequence[Window], planned: Sequence[int]) -> list[Window]:
+    """Give windows of nearly the same context one context: the planned one or the group's middle.
+
+    Where only some windows tell their context, none of them can be told apart by it.
+    """
+    told = sorted({w.setting.context for w in windows if w.setting.context is not None})
+    if len(told) < 2 or any(w.setting.context is None for w in windows):
+        return [_anywhere(w) for w in windows]
+    groups = [[told[0]]]
+    for before, context in pairwise(told):
+        if context <= before * SAME_CONTEXT:
+            groups[-1].append(context)
+        else:
+            groups.append([context])
+    if len(groups) == 1:
+        return [_anywhere(w) for w in windows]
+    middle = {c: _name(group, planned) for group in groups for c in group}
+    return [
+        Window(w.cell, w.setting._replace(context=middle[w.setting.context or 0]), w.seconds)
+        for w in windows
+    ]
+
+
+def _name(group: Sequence[int], planned: Sequence[int]) -> int:
+    middle = sqrt(group[0] * group[-1])
+    near = [p for p in planned if max(p / middle, middle / p) <= SAME_CONTEXT]
+    return min(near, key=lambda p: abs(p - middle)) if near else round(middle)
+
+
+def _anywhere(window: Window) -> Window:
+    return Window(window.cell, window.setting._replace(context=None), window.seconds)

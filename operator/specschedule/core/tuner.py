@@ -1,0 +1,458 @@
+"""Schedules worth testing, with what they are predicted to deliver and why.
+
+Everything here is a prediction from a screening launch. It decides what is tested, never what is
+promoted.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
+from math import exp, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specschedule.core.acceptance import stale_after_zero
+from specschedule.core.choice import (
+    BOUNDARY_PRICE,
+    FEW_TIERS_PRICE,
+    gained,
+    near_best,
+    rows,
+    tokens_at,
+)
+from specschedule.core.cost import Setting
+from specschedule.core.evidence import Cell
+from specschedule.core.forecast import Predicted
+from specschedule.core.proposal import Choice, Length, Proposal, Proposed, compared, lead
+from specschedule.core.schedule import Band, effective
+from specschedule.core.screen import Search, View, expected_regret, next_windows, places, view
+from specschedule.core.sweep import Sweep, sweep
+
+Floats = NDArray[np.float64]
+
+UNDECIDED_SD = 1.64
+"""Standard deviations within which two boundaries cannot be told apart."""
+VARIANTS = 2
+"""Neighbouring boundaries proposed at most."""
+LAST_CONTEXT = 1_048_576
+"""End of the last context range where the longest sequence is unknown; the engine's last range
+has no upper end."""
+
+
+class NothingMeasured(ValueError):
+    """No cell says anything about a schedule; the message gives the first reason."""
+
+
+def propose(search: Search, cells: Iterable[Cell], *, adaptive: bool = False) -> Proposal:
+    """Return candidate schedules with predicted numbers.
+
+    Args:
+        search: What is tuned.
+        cells: Windows of a screening, in the order in which they were measured.
+        adaptive: Whether the engine supports adaptive verification here.
+
+    Raises:
+        NothingMeasured: No cell counts on the path of a schedule or a static K.
+    """
+    cells = list(cells)
+    found = sweep(cells, contexts=search.contexts)
+    if not any(w.setting.tokens for w in found.schedule):
+        raise NothingMeasured(
+            found.notes[0]
+            if found.notes
+            else "no window with K above 0, held requests and draft counters"
+        )
+    notes = list(found.notes)
+    found, flat = _flat(search, found)
+    notes += flat
+    seen = view(search, found)
+    notes += _unknown(seen)
+    notes += stale_after_zero([w.cell for w in found.schedule])
+    scores = seen.pooled()
+    best = _rows(seen, scores)
+    five, axis = _by_context(seen, scores, best)
+    notes += axis
+    candidates = _distinct(
+        search,
+        [
+            _schedule(seen, "best", best, _why_best(seen, scores, best)),
+            *five,
+            _schedule(
+                seen,
+                "conservative",
+                _rows(seen, scores, price=FEW_TIERS_PRICE, zero=False),
+                "fewer tiers and none without drafts: less to go wrong at boundaries",
+            ),
+            _schedule(
+                seen,
+                "no-zero",
+                _rows(seen, scores, zero=False),
+                "never K=0, from which drafters have come back with lost state or graphs",
+            ),
+            _schedule(
+                seen,
+                "largest",
+                _rows(seen, scores, largest=True),
+                "the largest K of those that cannot be told apart, instead of the smallest",
+            ),
+            *_boundaries(seen, scores, best),
+        ],
+    )
+    static = _static(seen, scores)
+    none = _none(seen)
+    time_at = {b: _weight(search, b) for b in _points(seen)}
+    candidates = [compared(c, static, none, time_at) for c in [*candidates, static, none]]
+    if adaptive:
+        candidates.append(_adaptive(search))
+    more = next_windows(search, cells)
+    return Proposal(
+        lead=lead(candidates),
+        candidates=candidates,
+        choices=_choices(seen, best),
+        acceptance=_lengths(seen),
+        windows=len(found.schedule),
+        noise=round(seen.forecast.steps.noise, 5),
+        expected_regret=round(sum(w * c for w, c in _regrets(seen)), 5),
+        measure_next=more.asks,
+        notes=notes,
+    )
+
+
+def _rows(
+    seen: View,
+    scores: Floats,
+    *,
+    price: float = BOUNDARY_PRICE,
+    zero: bool = True,
+    largest: bool = False,
+) -> list[Band]:
+    columns = [i for i, k in enumerate(seen.tokens) if k > 0 or zero]
+    return rows(
+        seen.grid,
+        scores[:, columns],
+        [seen.tokens[i] for i in columns],
+        zone=seen.search.zone,
+        price=price,
+        largest=largest,
+    )
+
+
+def _flat(search: Search, found: Sweep) -> tuple[Sweep, list[str]]:
+    """Forget contexts where decode does not depend on them, and say so."""
+    contexts = found.contexts
+    if len(contexts) < 2:
+        return found, []
+    seconds: dict[tuple[int, int], dict[int, list[float]]] = {}
+    for window in found.schedule:
+        batch, tokens, context = window.setting
+        by_context = seconds.setdefault((batch, tokens), {})
+        by_context.setdefault(context or 0, []).append(window.seconds)
+    deep = {s: by for s, by in seconds.items() if len(by) > 1}
+    if not deep:
+        return found.anywhere(), [
+            "no setting was measured at two contexts: the context axis cannot be told from the "
+            "batch size, and no five-number schedule is proposed"
+        ]
+    changes = []
+    for (batch, tokens), by in deep.items():
+        means = [float(np.mean(s)) for s in by.values()]
+        changes.append((max(means) / min(means) - 1, batch, tokens))
+    most, batch, tokens = max(changes)
+    if most > search.zone:
+        return found, []
+    return found.anywhere(), [
+        f"decode is flat with context: steps change by at most {most:.1%} between contexts "
+        f"{contexts[0]} and {contexts[-1]} (at {batch} in flight, K={tokens}), within "
+        f"{search.zone:.1%}: no five-number schedule is proposed"
+    ]
+
+
+def _by_context(
+    seen: View, scores: Floats, best: Sequence[Band]
+) -> tuple[list[Proposed], list[str]]:
+    """Return a five-number schedule where it beats the best three-number one, and what to know."""
+    if len(seen.contexts) < 2:
+        return [], []
+    contexts = [c for c in seen.contexts if c is not None]
+    columns = {c: seen.best[c] for c in contexts}
+    tokens = seen.tokens
+    gains = []
+    for context in contexts:
+        own = seen.scores(context)
+        fitted, fixed = (gained(seen.grid, own, tokens, b) for b in (columns[context], best))
+        gains.append(float(np.dot(seen.grid.weights, fitted - fixed)))
+    gain = exp(float(np.mean(gains))) - 1
+    if gain <= seen.search.zone:
+        return [], [
+            f"K by context gains {gain:.1%} over the best K by batch size, within "
+            f"{seen.search.zone:.1%}: no five-number schedule is proposed"
+        ]
+    lowered = [
+        f"{b} in flight and context {c} (K={tokens_at(columns[c], b)} instead of "
+        f"{tokens_at(best, b)})"
+        for c in contexts
+        for b in seen.search.points
+        if tokens_at(columns[c], b) < tokens_at(best, b)
+    ]
+    warnings = ["confirm it on batches of mixed contexts: the engine looks at their mean"]
+    if lowered:
+        warnings.append(
+            "lowers K for short contexts at " + ", ".join(lowered[:3]) + ": in mixed traffic "
+            "that can lose throughput; the axis is meant to raise K for long ones"
+        )
+    table = _five(columns, seen.search)
+    proposed = Proposed(
+        name="context",
+        kind="schedule",
+        schedule=table,
+        max_tokens=max(1, *(row[-1] for row in table)),
+        predicted=_predicted(seen, lambda b, c: tokens_at(columns[c or 0], b)),
+        why=f"K by context gains {gain:.1%} over the best K by batch size, beyond "
+        f"{seen.search.zone:.1%}; needs an engine that takes five-number rows",
+        warnings=warnings,
+    )
+    return [proposed], []
+
+
+def _five(columns: Mapping[int, Sequence[Band]], search: Search) -> list[list[int]]:
+    """Return rectangular five-number rows from bands by context."""
+    contexts = sorted(columns)
+    kept = [contexts[0]]
+    kept += [b for a, b in pairwise(contexts) if columns[a] != columns[b]]
+    edges = [1]
+    for context in kept[1:]:
+        before = contexts[contexts.index(context) - 1]
+        edges.append(round(sqrt(before * context)))
+    ends = [e - 1 for e in edges[1:]] + [max(search.max_model_len or LAST_CONTEXT, edges[-1])]
+    lasts = sorted({b.last for bands in columns.values() for b in bands[:-1]})
+    firsts = [1, *(last + 1 for last in lasts)]
+    return [
+        [first, last, low, high, tokens_at(columns[context], first)]
+        for first, last in zip(firsts, [*lasts, search.max_num_seqs], strict=True)
+        for context, low, high in zip(kept, edges, ends, strict=True)
+    ]
+
+
+def _boundaries(seen: View, scores: Floats, best: Sequence[Band]) -> list[Proposed]:
+    """Return variants of a boundary that the model cannot tell from it and that could matter."""
+    tokens, batches = seen.tokens, seen.grid.batches
+    own = gained(seen.grid, scores, tokens, best)
+    found: list[tuple[float, list[Band], str]] = []
+    for at, (a, b) in enumerate(pairwise(best)):
+        ends = sorted(e for e in seen.grid.ends[a.tokens] if a.first <= e < b.last)
+        here = ends.index(a.last)
+        for last in (*ends[max(0, here - 1) : here], *ends[here + 1 : here + 2]):
+            moved = [*best[:at], a._replace(last=last), b._replace(first=last + 1), *best[at + 2 :]]
+            change = gained(seen.grid, scores, tokens, moved) - own
+            touched = np.flatnonzero([tokens_at(moved, x) != tokens_at(best, x) for x in batches])
+            if len(touched) == 0:
+                continue
+            weight = float(seen.grid.weights[touched].sum())
+            middle = batches[int(touched[len(touched) // 2])]
+            pair = [Setting(middle, k, seen.contexts[0]) for k in (a.tokens, b.tokens)]
+            _, covariance = seen.forecast.scores(pair)
+            spread = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
+            sd = weight * sqrt(max(0.0, float(spread)))
+            mean = float(np.dot(seen.grid.weights, change))
+            most = mean + UNDECIDED_SD * sd
+            if abs(mean) < UNDECIDED_SD * sd and most > BOUNDARY_PRICE:
+                why = (
+                    f"K={a.tokens} up to {last} instead of {a.last}: the model cannot tell which "
+                    f"is better, and it could gain {most:.1%}"
+                )
+                found.append((most, moved, why))
+    found.sort(key=lambda item: -item[0])
+    return [
+        _schedule(seen, f"boundary-{number}", moved, why)
+        for number, (_, moved, why) in enumerate(found[:VARIANTS], 1)
+    ]
+
+
+def _schedule(seen: View, name: str, bands: Sequence[Band], why: str) -> Proposed:
+    search = seen.search
+    low, high = seen.forecast.range
+    bands = [*bands[:-1], bands[-1]._replace(last=search.max_num_seqs)]
+    warnings = []
+    if high < search.max_num_seqs:
+        warnings.append(
+            f"batch sizes {high + 1}-{search.max_num_seqs} were not measured: the last K is "
+            "carried on"
+        )
+    if low > 1:
+        warnings.append(f"batch sizes 1-{low - 1} were not measured: the first K is carried down")
+    if bands[0].tokens == 0 and len(bands) == 1:
+        warnings.append("K=0 everywhere still runs the drafter: take the config away instead")
+    return Proposed(
+        name=name,
+        kind="schedule",
+        schedule=[[b.first, b.last, b.tokens] for b in bands],
+        max_tokens=max(1, *(b.tokens for b in bands)),
+        predicted=_predicted(seen, lambda b, _: tokens_at(bands, b)),
+        why=why,
+        warnings=warnings,
+    )
+
+
+def _static(seen: View, scores: Floats) -> Proposed:
+    """Return the best fixed K."""
+    drafting = [i for i, k in enumerate(seen.tokens) if k > 0]
+    at = [seen.grid.batches.index(b) for b in _points(seen)]
+    weights = np.array([_weight(seen.search, b) for b in _points(seen)])
+    means = [float(np.dot(weights, scores[at, i])) for i in drafting]
+    tokens = seen.tokens[drafting[int(np.argmax(means))]]
+    return Proposed(
+        name=f"static-{tokens}",
+        kind="static",
+        max_tokens=tokens,
+        predicted=_predicted(seen, lambda _b, _c: tokens),
+        why="the best single K: a schedule must beat it",
+        warnings=["predicted on the path of a schedule; without one its graphs can be faster"],
+    )
+
+
+def _none(seen: View) -> Proposed:
+    found = [
+        p
+        for c in seen.contexts
+        for b in _points(seen)
+        if seen.search.possible(Setting(b, 0, c))
+        and (p := seen.forecast.without_speculation(b, c)) is not None
+    ]
+    return Proposed(
+        name="none",
+        kind="none",
+        predicted=found,
+        why="no speculative config at all: what every schedule must beat",
+        warnings=[] if found else ["never measured: nothing is known of it"],
+    )
+
+
+def _adaptive(search: Search) -> Proposed:
+    return Proposed(
+        name="adaptive",
+        kind="adaptive",
+        max_tokens=search.max_tokens,
+        why="vLLM's adaptive verification trims drafts step by step: the rival of any schedule",
+        warnings=["not predicted; it needs full CUDA graphs and can change the attention backend"],
+    )
+
+
+def _distinct(search: Search, candidates: Sequence[Proposed]) -> list[Proposed]:
+    """Mark candidates that the engine would treat like one before them."""
+    first: dict[object, str] = {}
+    out = []
+    for candidate in candidates:
+        table = effective(
+            candidate.schedule,
+            max_tokens=max(1, candidate.max_tokens or 1),
+            max_num_seqs=search.max_num_seqs,
+        )
+        name = first.setdefault(table.canonical, candidate.name)
+        same = None if name == candidate.name else name
+        out.append(candidate.model_copy(update={"same_as": same}))
+    return out
+
+
+def _why_best(seen: View, scores: Floats, bands: Sequence[Band]) -> str:
+    if len(bands) == 1:
+        return f"K={bands[0].tokens} is best, or cannot be told from the best, everywhere"
+    parts = []
+    for a, b in pairwise(bands):
+        parts.append(f"from {b.first} in flight K={b.tokens} is better than K={a.tokens} or alike")
+    return (
+        f"the smallest K within {seen.search.zone:.1%} of the best at each batch size: "
+        + ", ".join(parts)
+    )
+
+
+def _choices(seen: View, best: Sequence[Band]) -> list[Choice]:
+    out = []
+    for context in seen.contexts:
+        for batch in _points(seen):
+            settings = _possible(seen, batch, context)
+            if not settings:
+                continue
+            mean, covariance = seen.forecast.scores(settings)
+            top = int(np.argmax(mean))
+            regret, _ = expected_regret(mean, covariance, top)
+            near = near_best(mean, seen.search.zone)
+            out.append(
+                Choice(
+                    at=batch,
+                    context=context,
+                    best=settings[top].tokens,
+                    near=[settings[i].tokens for i in near],
+                    chosen=tokens_at(best, batch),
+                    expected_regret=round(regret, 5),
+                )
+            )
+    return out
+
+
+def _regrets(seen: View) -> list[tuple[float, float]]:
+    """Return (weight, expected regret) by place."""
+    out = []
+    for (batch, context), weight in places(seen).items():
+        settings = _possible(seen, batch, context)
+        mean, covariance = seen.forecast.scores(settings)
+        out.append((weight, expected_regret(mean, covariance, int(np.argmax(mean)))[0]))
+    return out
+
+
+def _possible(seen: View, batch: int, context: int | None) -> list[Setting]:
+    settings = [Setting(batch, k, context) for k in seen.tokens]
+    return [s for s in settings if seen.search.possible(s)]
+
+
+def _lengths(seen: View) -> list[Length]:
+    found = seen.forecast.acceptance
+    return [
+        Length(
+            tokens=k,
+            length=round(float(found.lengths[k]), 4),
+            sd=round(float(found.sd[k]), 5),
+            measured=k == 0 or k in found.measured,
+        )
+        for k in range(found.largest + 1)
+    ]
+
+
+def _unknown(seen: View) -> list[str]:
+    """Say what could not be told."""
+    search = seen.search
+    out = [
+        f"no cell tells {limit}: goodput is predicted from the model's own mean"
+        for limit in seen.forecast.missing
+    ]
+    if 0 not in seen.tokens:
+        out.append(
+            "K=0 was not measured with a schedule present: no row without drafts is proposed, "
+            "since the engine without speculation is not the same thing"
+        )
+    beyond = [b for b in search.points if b > search.max_num_seqs]
+    if beyond:
+        out.append(f"load points {beyond} are above max_num_seqs {search.max_num_seqs}")
+    out += [
+        f"{batch} in flight"
+        + (f" at context {context}" if context else "")
+        + " is beyond the KV cache or the longest sequence: nothing is proposed for it"
+        for batch in _points(seen)
+        for context in seen.contexts
+        if not search.possible(Setting(batch, 0, context))
+    ]
+    return out
+
+
+def _points(seen: View) -> list[int]:
+    return sorted({min(b, seen.search.max_num_seqs) for b in seen.search.points})
+
+
+def _weight(search: Search, batch: int) -> float:
+    own = sum(w for b, w in search.time_at.items() if min(b, search.max_num_seqs) == batch)
+    return own / sum(search.time_at.values())
+
+
+def _predicted(seen: View, tokens: Callable[[int, int | None], int]) -> list[Predicted]:
+    """Return predictions at each load point (and context) that the server can hold."""
+    settings = [Setting(b, tokens(b, c), c) for c in seen.contexts for b in _points(seen)]
+    return [seen.forecast.predicted(s) for s in settings if seen.search.possible(s)]
