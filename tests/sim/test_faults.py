@@ -59,7 +59,7 @@ def test_a_good_start_says_what_vllm_says(start, dynamic) -> None:
     ):
         assert message in text, message
     assert "WARNING" not in text
-    assert all(line.startswith(("(", "simulated", "listening")) for line in info)
+    assert all(line.startswith(("(", "simulated", "INFO:     ", "listening")) for line in info)
 
 
 def test_runner_v1_says_once_that_it_gives_up_full_graphs_for_a_schedule(

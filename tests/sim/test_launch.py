@@ -129,7 +129,7 @@ def test_refused_before_the_model_is_loaded(
         ([[1, 8, -1]], "num_speculative_tokens_per_batch_size values must be >= 0."),
         ([[1, 8, 3], [8, 9, 1]], "Batch-size ranges must be non-overlapping and sorted."),
         ([[2, 8, 3]], "The first batch-size range must start at 1 so every runtime batch size"),
-        ([], "must be a non-empty list of (range_start, range_end, num_speculative_tokens)"),
+        ([], "num_speculative_tokens_per_batch_size must not be empty."),
     ],
 )
 def test_bad_rows_are_refused_only_when_the_scheduler_is_built(

@@ -73,7 +73,10 @@ def read(
     model = plain.get("model") or served[0]
     if model not in served:
         raise ApiError(
-            404, f"The model `{model}` does not exist.", kind="NotFoundError", param="model"
+            404,
+            f"The model `{model}` does not exist. Valid aliases: {', '.join(served)}.",
+            kind="NotFoundError",
+            param="model",
         )
     if plain.get("n") not in (None, 1):
         raise ApiError(400, "this server answers n=1 only", param="n")
@@ -83,7 +86,8 @@ def read(
     if options and not plain.get("stream"):
         raise _malformed("stream_options", "Stream options can only be defined when `stream=True`.")
     prompts = (_chat_prompt(plain),) if chat else _prompts(plain)
-    max_tokens = _max_tokens(plain, chat, max(map(text.tokens_of, prompts)), max_model_len)
+    longest = max(prompts, key=text.tokens_of)
+    max_tokens = _max_tokens(plain, chat, longest, max_model_len)
     min_tokens = _count(plain, "min_tokens") or 0
     if min_tokens < 0:
         raise ApiError(400, f"min_tokens must be greater than or equal to 0, got {min_tokens}.")
@@ -150,7 +154,7 @@ def _beyond(message: str, param: str, value: int) -> ApiError:
     return ApiError(400, f"{message} (parameter={param}, value={value})", param=param)
 
 
-def _max_tokens(plain: Mapping[str, Any], chat: bool, prompt: int, max_model_len: int) -> int:
+def _max_tokens(plain: Mapping[str, Any], chat: bool, longest: Prompt, max_model_len: int) -> int:
     """Return the output limit in effect; vLLM cuts it to what the context has room for."""
     name = "max_completion_tokens" if chat and "max_completion_tokens" in plain else "max_tokens"
     asked = _count(plain, name)
@@ -161,11 +165,15 @@ def _max_tokens(plain: Mapping[str, Any], chat: bool, prompt: int, max_model_len
             name,
             asked,
         )
+    prompt = text.tokens_of(longest)
     if prompt > max_model_len:
+        if isinstance(longest, str):
+            prompt = max_model_len + 1  # vLLM stops to count a text there
+        least = "at least " if prompt == max_model_len + 1 else ""
         raise _beyond(
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
-            f"contains {prompt} input tokens, which exceeds this limit even without any output "
-            "tokens. Please reduce the length of the input prompt.",
+            f"contains {least}{prompt} input tokens, which exceeds this limit even without any "
+            "output tokens. Please reduce the length of the input prompt.",
             "input_tokens",
             prompt,
         )

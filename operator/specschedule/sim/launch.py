@@ -40,8 +40,7 @@ _LATE = {
     schedules.OVERLAP: "Batch-size ranges must be non-overlapping and sorted.",
     schedules.NOT_FROM_ONE: "The first batch-size range must start at 1 so every runtime batch "
     "size has a defined schedule.",
-    schedules.EMPTY: "num_speculative_tokens_per_batch_size must be a non-empty list of "
-    "(range_start, range_end, num_speculative_tokens) entries.",
+    schedules.EMPTY: "num_speculative_tokens_per_batch_size must not be empty.",
 }
 
 

@@ -51,6 +51,11 @@ class EngineLog:
                 stamp = time.strftime("%m-%d %H:%M:%S")
                 self._write(f"({process} pid={pid}) {level} {stamp} [{file}] {text}\n")
 
+    def web_server(self, message: str) -> None:
+        """Write a line of the web server, whose text form has no process prefix."""
+        if not self._as_json:
+            self._write(f"INFO:     {message}\n")
+
     def raw(self, process: str, text: str) -> None:
         """Write lines that no logger formats, such as a traceback, under a process prefix."""
         for line in text.split("\n"):

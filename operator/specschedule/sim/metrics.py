@@ -209,6 +209,7 @@ class EngineMetrics:
             histogram = self._histograms[name]
             family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
             family.add_metric(list(self._labels.values()), histogram.buckets(), histogram.total)
+            family.add_sample(f"vllm:{name}_created", self._labels, self._started)
             yield family
 
     def _gauges(self) -> Iterator[Metric]:

@@ -77,6 +77,7 @@ class Server:
             await site.start()
             address = _address(runner)
             self._say(startup.ready(self.launch, address, boot))
+            self._log.web_server("Application startup complete.")
             announce(address)
             return await self._serve()
         finally:

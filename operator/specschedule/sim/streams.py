@@ -195,9 +195,10 @@ class Sequence:
         if not self.answer.asked.running_usage:
             return ""
         prompt = self.request.prompt_tokens
+        details = ',"completion_tokens_details":null' if self.answer.asked.chat else ""
         return (
             f',"usage":{{"prompt_tokens":{prompt},"total_tokens":{prompt + produced},'
-            f'"completion_tokens":{produced}}}'
+            f'"completion_tokens":{produced}{details}}}'
         )
 
     def _role(self) -> str:
