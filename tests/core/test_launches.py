@@ -234,6 +234,33 @@ def test_counters_and_records(claim):
     assert check_counts([CELL], scraped) == want
 
 
+MISSED = {
+    "none of the last scrapes": {},
+    "the last scrapes, so that the counters are old": {
+        "r1-hold8": {"good": 12.0, "slow": 1.0, "failed": 0.0}
+    },
+}
+
+
+@pytest.mark.parametrize("what", MISSED)
+def test_a_prometheus_that_missed_scrapes_is_asked_again_and_then_measured_for_again(what):
+    ended = visit("Succeeded", [CellClosed(cell=CELL), VisitEnded(scraped_at=[NOW - 3])])
+    of = trial(pod(), ended, MISSED[what], started_at=STARTED, visits=1)
+    soon = step(of)
+    assert (soon.actions, soon.waiting) == ([], "Measuring")
+    record, stop = step(of, now=NOW + 10).actions
+    assert (record.status.ended_at, stop) == (None, StopVisit(trial="chat-1"))
+    last = step(trial(pod(), ended, MISSED[what], started_at=STARTED, visits=3), now=NOW + 10)
+    assert last.actions[0].status.check not in (None, AGREES)
+
+
+def test_counters_above_the_record_are_no_missed_scrape():
+    above = {"r1-hold8": {"good": 21.0, "slow": 0.0, "failed": 0.0}}
+    ended = visit("Succeeded", [CellClosed(cell=CELL), VisitEnded(scraped_at=[NOW - 1])])
+    record = step(trial(pod(), ended, above, started_at=STARTED, visits=1)).actions[0]
+    assert record.status.check not in (None, AGREES)
+
+
 def test_a_void_cell_needs_no_counters():
     void = CELL.model_copy(update={"void": "send lag"})
     assert check_counts([void], {}) == AGREES
