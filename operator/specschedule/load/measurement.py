@@ -13,9 +13,9 @@ from specschedule.load.records import Record, rfc3339
 from specschedule.load.steadiness import Throughput
 from specschedule.load.windows import Meter, Occupancy, Tally, cell, missed
 
-SAMPLE_SECONDS = 1.0
+SAMPLE_SECONDS = 2.0
 """How often the engine's running gauge is read while a window is open."""
-BEAT_SECONDS = 0.01
+BEAT_SECONDS = 0.05
 """How often the load process checks that it is not held up."""
 
 log = logging.getLogger(__name__)

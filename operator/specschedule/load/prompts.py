@@ -34,6 +34,7 @@ _WORDS = (
     "up out them then she many some so these would other into has more her two like him see time "
     "could no make than first been its who now people my made over did down only way find use may"
 )
+_BYTE_TO_ID = bytes(TOKEN_IDS[byte % len(TOKEN_IDS)] for byte in range(256))
 
 Text = str | list[int]
 """A prompt: text, or token ids."""
@@ -233,10 +234,16 @@ class Source:
         return shared + self._ids(key, length - len(shared))
 
     def _ids(self, key: str, count: int) -> list[int]:
-        return random.Random(f"ids/{key}").choices(TOKEN_IDS, k=count)
+        return list(_noise(f"ids/{key}", count).translate(_BYTE_TO_ID))
 
     def _words(self, key: str, count: int) -> str:
-        return " ".join(random.Random(f"words/{key}").choices(_WORDS.split(), k=count))
+        words = _WORDS.split()
+        return " ".join(words[byte % len(words)] for byte in _noise(f"words/{key}", count))
+
+
+def _noise(key: str, count: int) -> bytes:
+    """Return bytes that look random and depend on the key alone."""
+    return hashlib.shake_256(key.encode()).digest(count)
 
 
 def _deepen(prompts: Sequence[Text], place: int, tokens: int) -> Text:

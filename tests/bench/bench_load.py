@@ -1,0 +1,410 @@
+"""Accuracy and cost of the load generator, beside vllm bench serve and AIPerf on one server.
+
+The server is the simulated engine in its world ``steady``: every step takes 50 ms, so each stream
+gets 20 chunks a second, and the engine says when it wrote them. Prints one table; exits 1 when a
+promise is not kept. A tool that cannot be had is named, and its rows are left out.
+
+    python tests/bench/bench_load.py
+"""
+
+import asyncio
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+
+from specschedule.core.evidence import Cell
+from specschedule.load import client as client_module
+from specschedule.load.client import Client, Stream
+from specschedule.load.readers import read_run
+from specschedule.load.records import Prepared, Record
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "specschedule.cli.main"]
+AIPERF = "0.13.0"
+MODEL = "sim/model"
+HALF = 256
+"""Streams at half of saturation: 512 are what one sim and one client fill two cores with."""
+FEW, MANY = 64, 448
+"""Requests of the two runs whose difference is the cost of chunks alone."""
+IN_FLIGHT = 64
+TOKENS = 100
+SINGLE = 40
+"""Requests of the runs with one in flight."""
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    what: str
+    measured: str
+    promise: str
+    kept: bool | None
+    """None where nothing was promised."""
+
+
+class Tool(NamedTuple):
+    """A load generator that can be run."""
+
+    name: str
+    run: Callable[[str, int, int, int, Path], Path | None]
+    """Called with URL, requests in flight, requests, output tokens and a folder; returns the
+    file with its requests."""
+
+
+def main() -> int:
+    """Measure everything and print the table."""
+    rows: list[Row] = []
+    with engine() as url, tempfile.TemporaryDirectory() as folder:
+        for measure in (accuracy, held, crowd):
+            step(measure.__name__)
+            rows.extend(measure(url))
+        tools = [Tool("specschedule load", ours), *others(rows)]
+        rows.extend(agreement(url, tools, Path(folder)))
+        rows.extend(cost(url, tools, Path(folder)))
+    width = max(len(row.what) for row in rows)
+    for row in rows:
+        kept = {True: "kept", False: "BROKEN", None: ""}[row.kept]
+        click.echo(f"{row.what:<{width}}  {row.measured:>16}  {row.promise:<24}  {kept}")
+    return 1 if any(row.kept is False for row in rows) else 0
+
+
+def step(what: str) -> None:
+    """Say what is going on."""
+    click.echo(f"# {time.strftime('%H:%M:%S')} {what}", err=True)
+
+
+@contextmanager
+def engine() -> Iterator[str]:
+    """Serve the world ``steady`` on a port of loopback."""
+    port = 18731
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(
+        [
+            *(*COMMAND, "sim", "--world", "steady", "--seed", "1", "--boot", "100ms"),
+            *("--host", "127.0.0.1", "--port", str(port)),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            while process.poll() is None:
+                try:
+                    urllib.request.urlopen(f"{url}/health", timeout=5).close()
+                    break
+                except OSError:
+                    time.sleep(0.1)
+            yield url
+        finally:
+            process.terminate()
+
+
+def generated(url: str) -> int:
+    """Return the tokens that the engine has generated so far: here, the chunks."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
+        lines = page.read().decode().splitlines()
+    return sum(
+        int(float(line.rpartition(" ")[2]))
+        for line in lines
+        if line.startswith("vllm:generation_tokens_total")
+    )
+
+
+class Timed(Stream):
+    """An answer that also has the engine's own times."""
+
+    truth: dict[int, dict[str, float]] = {}
+
+    def end(self, status: int | None) -> None:
+        """Keep what the engine says of itself."""
+        super().end(status)
+        if status == 200:
+            said = json.loads(self._last.removeprefix(b"data:"))
+            Timed.truth[id(self._record)] = said["sim"][0]
+
+
+def accuracy(url: str) -> list[Row]:
+    """Compare times with the engine's own, at half of saturation."""
+
+    async def run() -> list[Record]:
+        records = []
+        async with Client(url, endpoint="completions", timeout=120) as client:
+            clock = asyncio.get_running_loop().time
+
+            async def stream(number: int) -> None:
+                await asyncio.sleep(number * 5 / HALF)
+                for turn in range(3):
+                    body = {"model": MODEL, "prompt": [4 + number % 190, 5 + number // 190, turn]}
+                    body |= {"max_tokens": TOKENS, "min_tokens": TOKENS, "ignore_eos": True}
+                    body |= {"stream": True, "sim_timestamps": True}
+                    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+                    data = json.dumps(body).encode()
+                    record = Record(Prepared(number, None, data, TOKENS), "c", clock())
+                    await client.send(record)
+                    records.append(record)
+
+            await asyncio.gather(*(stream(number) for number in range(HALF)))
+        return records
+
+    client_module.Stream = Timed  # type: ignore[misc]
+    try:
+        records = asyncio.run(run())
+    finally:
+        client_module.Stream = Stream  # type: ignore[misc]
+    failed = sum(record.error is not None for record in records)
+    ttft, tpot = [], []
+    for record in records:
+        if record.error is None and record.ttft and record.tpot:
+            said = Timed.truth[id(record)]
+            first, last = said["first_token_written"], said["last_token_written"]
+            later = TOKENS - said["tokens_in_first_chunk"]
+            ttft.append(abs(record.ttft - (first - said["arrived"])) * 1000)
+            tpot.append(abs(record.tpot - (last - first) / later) * 1000)
+    where = f"{HALF} in flight"
+    return [
+        bound(f"TTFT error, p99, {where}", float(np.quantile(ttft, 0.99)), "ms", 1.0),
+        bound(f"TPOT error, p99, {where}", float(np.quantile(tpot, 0.99)), "ms", 1.0),
+        bound(f"requests failed of {len(records)}, {where}", failed, "", 0),
+    ]
+
+
+def bound(what: str, value: float, unit: str, most: float) -> Row:
+    """Return a row whose promise is an upper bound."""
+    shown = f"{value:.3f} {unit}" if unit else f"{value:g}"
+    return Row(what, shown, f"at most {most:g} {unit}".rstrip(), value <= most)
+
+
+def load(url: str, concurrency: int, requests: int, tokens: int) -> Cell:
+    """Run ``specschedule load`` with one hold window."""
+    profile = {
+        "windows": [
+            {"profile": {"kind": "hold", "concurrency": concurrency}, "requests": requests}
+        ],
+        "outputTokens": tokens,
+        "warmUpTimeout": "12s",
+    }
+    answer = subprocess.run(
+        [*COMMAND, "load", "--url", url, "--profile", "-", "--slo", "ttft=1s,tpot=100ms"],
+        input=json.dumps(profile),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return Cell.model_validate_json(answer.stdout)
+
+
+def held(url: str) -> list[Row]:
+    """Hold 16 in flight and see for how long it was exactly 16."""
+    cell = load(url, 16, 20, 200)
+    share = cell.in_flight_exact or 0.0
+    return [
+        Row("share of time with exactly 16 in flight", f"{share:.2%}", "99.9%", share >= 0.999),
+        Row("engine's own mean in flight", f"{cell.batch_size_mean}", "", None),
+    ]
+
+
+def crowd(url: str) -> list[Row]:
+    """Hold 512 streams at 20 chunks a second each."""
+    cell = load(url, 512, 20, TOKENS)
+    assert cell.output_tokens is not None
+    rate = cell.output_tokens / cell.window_seconds
+    return [
+        Row("512 streams: chunks a second", f"{rate:.0f}", "at least 10000", rate >= 10_000),
+        Row("512 streams: window", cell.void or "counts", "not void", cell.void is None),
+        bound("512 streams: send lag, p99", cell.send_lag_ms_p99 or 0.0, "ms", 5.0),
+    ]
+
+
+def others(rows: list[Row]) -> list[Tool]:
+    """Return the other tools that can be had here; say which cannot."""
+    sys.path.insert(0, str(ROOT / "hack/vllm"))
+    import environment  # type: ignore[import-not-found]
+
+    try:
+        here = environment.require()
+    except environment.Failure as error:
+        rows.append(Row("vllm bench serve and AIPerf", "left out", str(error), None))
+        return []
+    tools = [Tool("vllm bench serve", lambda *asked: vllm_bench(here, *asked))]
+    try:
+        aiperf = install_aiperf()
+    except subprocess.CalledProcessError as error:
+        rows.append(Row(f"AIPerf {AIPERF}", "left out", f"it does not install: {error}", None))
+        return tools
+    return [*tools, Tool("AIPerf", lambda *asked: run_aiperf(aiperf, here.model, *asked))]
+
+
+def ours(url: str, in_flight: int, requests: int, tokens: int, folder: Path) -> Path | None:
+    """Run our own generator; its cells say all that is compared."""
+    cell = load(url, in_flight, requests, tokens)
+    (folder / "ours.json").write_text(json.dumps(cell.plain()))
+    return None
+
+
+def vllm_bench(
+    here: Any, url: str, in_flight: int, requests: int, tokens: int, folder: Path
+) -> Path:
+    """Run ``vllm bench serve`` (by its module: the CPU build's console script does not start)."""
+    script = (
+        "import argparse; from vllm.benchmarks.serve import add_cli_args, main; "
+        "p = argparse.ArgumentParser(); add_cli_args(p); main(p.parse_args())"
+    )
+    quiet(
+        [
+            *(str(here.python), "-c", script, "--backend", "openai", "--base-url", url),
+            *("--endpoint", "/v1/completions", "--model", MODEL, "--tokenizer", str(here.model)),
+            *("--dataset-name", "random", "--random-input-len", "64"),
+            *("--random-output-len", str(tokens), "--num-prompts", str(requests)),
+            *("--max-concurrency", str(in_flight), "--ignore-eos", "--disable-tqdm"),
+            *("--save-result", "--save-detailed", "--result-dir", str(folder)),
+            *("--result-filename", "vllm.json"),
+        ],
+        here.variables,
+    )
+    return folder / "vllm.json"
+
+
+def install_aiperf() -> Path:
+    """Return the aiperf command, from a virtual environment of its own in the cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = cache / "specschedule" / f"aiperf-{AIPERF}"
+    command = home / "bin/aiperf"
+    if not command.exists():
+        step(f"installing AIPerf {AIPERF} (0.9 GB) into {home}")
+        uv = [sys.executable, "-m", "uv"]
+        if subprocess.run([*uv, "--version"], capture_output=True, check=False).returncode:
+            uv = ["uv"]
+        quiet([*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(home)], {})
+        python = str(home / "bin/python")
+        quiet([*uv, "pip", "install", "--quiet", "--python", python, f"aiperf=={AIPERF}"], {})
+    return command
+
+
+def run_aiperf(
+    command: Path, tokenizer: Path, url: str, in_flight: int, requests: int, tokens: int, out: Path
+) -> Path:
+    """Run AIPerf."""
+    quiet(
+        [
+            *(str(command), "profile", "-m", MODEL, "--url", url, "--streaming"),
+            *("--endpoint-type", "completions", "--tokenizer", str(tokenizer)),
+            *("--concurrency", str(in_flight), "--request-count", str(requests)),
+            *("--synthetic-input-tokens-mean", "64", "--output-tokens-mean", str(tokens)),
+            *("--extra-inputs", "ignore_eos:true", "--extra-inputs", f"min_tokens:{tokens}"),
+            *("--use-server-token-count", "--ui", "none"),
+            *("--output-artifact-dir", str(out / "aiperf")),
+        ],
+        {},
+    )
+    return out / "aiperf" / "profile_export.jsonl"
+
+
+def quiet(command: list[str], variables: dict[str, str]) -> None:
+    """Run a command; show what it said only when it fails."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | variables, check=False
+    )
+    if done.returncode:
+        click.echo((done.stdout + done.stderr)[-2000:], err=True)
+        done.check_returncode()
+
+
+def agreement(url: str, tools: list[Tool], folder: Path) -> list[Row]:
+    """Compare mean TTFT and TPOT with one request in flight.
+
+    With one in flight the engine is idle when a request comes, so that what a tool sees does not
+    depend on its own pauses between requests.
+    """
+    means: dict[str, tuple[float, float]] = {}
+    for tool in tools:
+        step(f"agreement: {tool.name}")
+        if tool.name == tools[0].name:
+            out = folder / "ours.jsonl"
+            profile = {"windows": [{"kind": "hold", "concurrency": 1}], "outputTokens": 16}
+            subprocess.run(
+                [
+                    *(*COMMAND, "load", "--url", url, "--profile", "-", "--slo", "ttft=1s"),
+                    *("--out", str(out)),
+                ],
+                input=json.dumps(profile | {"warmUpTimeout": "12s"}),
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            lines = [json.loads(line) for line in out.read_text().splitlines()]
+            counted = [line for line in lines if line["counted"]]
+            ttft = float(np.mean([line["ttftMs"] for line in counted]))
+            tpot = float(np.mean([line["tpotMs"] for line in counted]))
+        else:
+            path = tool.run(url, 1, SINGLE, 16, folder)
+            assert path is not None
+            # The first request of a process pays for its connection and its imports.
+            records = read_run(path).records[1:]
+            ttft = float(np.mean([1000 * r.ttft for r in records if r.ttft is not None]))
+            tpot = float(np.mean([1000 * r.tpot for r in records if r.tpot is not None]))
+        means[tool.name] = ttft, tpot
+    rows = []
+    mine = means[tools[0].name]
+    for name, values in means.items():
+        for what, own, value in zip(("TTFT", "TPOT"), mine, values, strict=True):
+            if name == tools[0].name:
+                rows.append(Row(f"mean {what}, 1 in flight: {name}", f"{value:.2f} ms", "", None))
+            else:
+                off = value / own - 1
+                shown = f"{value:.2f} ms ({off:+.1%})"
+                rows.append(
+                    Row(
+                        f"mean {what}, 1 in flight: {name}",
+                        shown,
+                        "within 2% of ours",
+                        abs(off) <= 0.02,
+                    )
+                )
+    return rows
+
+
+def cost(url: str, tools: list[Tool], folder: Path) -> list[Row]:
+    """Return the CPU seconds per million chunks: the difference between two runs of each tool."""
+    seconds: dict[str, float] = {}
+    for tool in tools:
+        step(f"cost: {tool.name}")
+        points = []
+        for requests in (FEW, MANY):
+            chunks, spent = generated(url), children()
+            tool.run(url, IN_FLIGHT, requests, TOKENS, folder)
+            points.append((generated(url) - chunks, children() - spent))
+        (few, less), (many, more) = points
+        seconds[tool.name] = (more - less) / (many - few) * 1e6
+    mine = seconds[tools[0].name]
+    rows = [
+        Row(f"CPU s per million chunks: {name}", f"{value:.1f}", "", None)
+        for name, value in seconds.items()
+    ]
+    if len(seconds) > 1:
+        best = min(value for name, value in seconds.items() if name != tools[0].name)
+        share = mine / best
+        rows.append(
+            Row("ours over the better of the others", f"{share:.2f}", "at most 0.5", share <= 0.5)
+        )
+    return rows
+
+
+def children() -> float:
+    """Return CPU seconds of all ended child processes."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main())
