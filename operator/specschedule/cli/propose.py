@@ -14,7 +14,7 @@ from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs
 from specschedule.core.evidence import Cell
 from specschedule.core.forecast import Interval
 from specschedule.core.proposal import Proposal, Proposed
-from specschedule.core.screen import Search
+from specschedule.core.screen import ASSUMED_FLOOR, Search
 from specschedule.core.tuner import NothingMeasured, propose
 from specschedule.core.values import parse_share
 from specschedule.vllm_facts.adaptive import supports_adaptive_verification
@@ -30,7 +30,7 @@ from specschedule.vllm_facts.adaptive import supports_adaptive_verification
 @click.option("--max-model-len", type=click.IntRange(1), help="Of the server.")
 @click.option("--kv-cache-tokens", type=click.IntRange(1), help="Tokens the KV cache holds.")
 @click.option("--graph-sizes", help="Captured graph sizes, such as 1,2,4,8. [vLLM's default]")
-@click.option("--noise-floor", help="Differences below it are noise, such as 3%. [2%]")
+@click.option("--noise-floor", help="Differences below it are noise, such as 3%. [1%]")
 @click.option("--method", help="Speculative method, to say whether it can verify adaptively.")
 @click.option("--engine-version", help="Version of vLLM, for the same.")
 @output_option
@@ -119,7 +119,7 @@ def _sizes(text: str | None) -> tuple[int, ...]:
 
 def _floor(text: str | None) -> float:
     if text is None:
-        return 0.0
+        return ASSUMED_FLOOR
     try:
         floor = parse_share(text)
     except ValueError as error:

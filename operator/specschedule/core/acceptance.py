@@ -90,6 +90,7 @@ def acceptance(cells: Iterable[Cell]) -> Acceptance:
         range(len(shape)), known, [0.0, *(log(pooled[k].length / shape[k]) for k in measured)]
     )
     lengths = np.clip(shape * np.exp(pull), 1.0, 1.0 + np.arange(len(shape)))
+    lengths = np.maximum.accumulate(lengths)
     return Acceptance(lengths, _uncertainty(lengths, pooled, known), measured)
 
 

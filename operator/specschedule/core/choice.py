@@ -18,14 +18,15 @@ from specschedule.core.schedule import Band
 
 Floats = NDArray[np.float64]
 
-BOUNDARY_PRICE = 0.003
-"""What a boundary must buy: a share of the objective."""
-FEW_TIERS_PRICE = 0.02
+BOUNDARY_PRICE = 0.01
+"""What a boundary must buy: a share of the objective at one load point."""
+FEW_TIERS_PRICE = 0.06
 """The same where few tiers are wanted."""
 PREFERENCE = 5e-4
 """What a step towards the preferred K buys among those that cannot be told from the best."""
 AROUND = 0.25
-"""Octaves by which the batch size wanders around a load point (standard deviation)."""
+"""Octaves by which the batch size wanders around a load point (standard deviation), half of the
+time."""
 BACKGROUND = 0.05
 """Share of the weight that all batch sizes get, evenly by octave."""
 
@@ -37,6 +38,8 @@ class Grid:
     batches: tuple[int, ...]
     weights: Floats
     """Share of the time spent there; adds up to 1."""
+    point: float
+    """Mean weight of a load point."""
     ends: Mapping[int, frozenset[int]]
     """By K: batch sizes at which its row may end."""
 
@@ -64,8 +67,10 @@ def grid(
     places = np.log2(batches)
     for batch, share in time_at.items():
         near = np.exp(-0.5 * ((places - log2(min(batch, top))) / AROUND) ** 2) * octaves
-        weights = weights + (1 - BACKGROUND) * share / sum(time_at.values()) * near / near.sum()
-    return Grid(tuple(batches), weights / weights.sum(), ends)
+        exact = (np.array(batches) == min(batch, top)).astype(float)
+        spread = (exact + near / near.sum()) / 2
+        weights = weights + (1 - BACKGROUND) * share / sum(time_at.values()) * spread
+    return Grid(tuple(batches), weights / weights.sum(), 1 / len(time_at), ends)
 
 
 def near_best(scores: Floats, zone: float) -> list[int]:
@@ -94,11 +99,11 @@ def rows(
         scores: Logarithms of the objective: a row per batch size, a column per K.
         tokens: The Ks of the columns, rising.
         zone: Share below the best that counts as alike.
-        price: What a boundary costs, as a share of the objective.
+        price: What a boundary costs, as a share of the objective at one load point.
         largest: Prefer the largest K of those alike, not the smallest.
     """
     costs = np.array([_costs(row, tokens, zone, largest) for row in scores])
-    costs = costs * where.weights[:, None]
+    costs, price = costs * where.weights[:, None], price * where.point
     count, width = costs.shape
     best = costs[0].copy()
     came = np.zeros((count, width), dtype=int)

@@ -163,12 +163,15 @@ class StepTimes:
             top = 1.0 if high != self._knots[-1] else np.inf
             ramps.append(np.clip((computed - low) / (high - low), 0.0, top))
         drafting = (tokens > 0).astype(float)
+        idle = 1.0 - drafting  # With nothing to draft the drafter still follows the target.
         columns = [
             *ramps,
             np.ones(len(settings)),
             padding,
             np.array([float(self._graphs.beyond(n)) for n in verified]),
             drafting,
+            idle,
+            idle * batch,
             tokens,
             tokens * batch,
             batch * self._lengths(tokens),

@@ -28,6 +28,8 @@ Floats = NDArray[np.float64]
 
 INDIFFERENT = 0.02
 """Ks within this share of the best are alike, or within the noise floor where that is wider."""
+ASSUMED_FLOOR = 0.01
+"""Noise floor where relaunches have not shown it."""
 ENOUGH = 0.005
 """Expected regret at which measuring stops. Half of the promised 1 %, because the model can be
 more certain of itself than it should be."""
@@ -35,6 +37,8 @@ REPEATS = 3
 """Repeats that a sweep of every setting would need."""
 FEWER = 5
 """How many times fewer windows than such a sweep may be spent."""
+WORTH_A_WINDOW = 5e-4
+"""Expected loss at one place below which its rival is not worth a window."""
 BESIDE = 0.2
 """Weight of a batch size beside a proposed boundary, against a load point."""
 WINDOW_LENGTH_SD = 0.015
@@ -63,8 +67,8 @@ class Search:
     """Tokens that the KV cache holds; None when unknown."""
     max_model_len: int | None = None
     """Longest sequence; None when unknown."""
-    floor: float = 0.0
-    """Noise floor of the objective, as a share; 0 when unknown."""
+    floor: float = ASSUMED_FLOOR
+    """Noise floor of the objective, as a share."""
     seed: int = 0
     """Decides the order of windows."""
 
@@ -80,9 +84,9 @@ class Search:
 
     @property
     def budget(self) -> int:
-        """Windows that may be spent on the schedule's path."""
+        """Windows that may be spent on the schedule's path, beside those of ``none_settings``."""
         sweep_all = len(self.points) * (self.max_tokens + 1) * max(1, len(self.contexts)) * REPEATS
-        return max(len(seeds(self)), sweep_all // FEWER)
+        return max(len(seeds(self)), sweep_all // FEWER - len(none_settings(self)))
 
     def possible(self, setting: Setting) -> bool:
         """Say whether the server can hold a setting: batch size, KV cache, sequence length."""
@@ -191,24 +195,25 @@ def seeds(search: Search) -> list[Setting]:
     small, large = search.points[0], min(search.points[-1], search.max_num_seqs)
     middle = min(search.points, key=lambda b: abs(log2(b) - (log2(small) + log2(large)) / 2))
     most = search.max_tokens
-    wanted = [(small, k) for k in (0, 1, 2, most)] + [(large, k) for k in (0, 1, most)]
+    first = search.contexts[0] if search.contexts else None
+    wanted = [(small, k) for k in (0, 1, 2, most)] + [(large, k) for k in (0, most)]
     if small < middle < large:
-        wanted += [(middle, k) for k in (0, min(2, most), most)]
-    contexts: list[int | None] = [search.contexts[0]] if search.contexts else [None]
-    found = [Setting(b, min(k, most), c) for b, k in wanted for c in contexts]
-    for context in search.contexts[1:]:
-        # Both ends of the depth sweep, then what lies between.
-        found += [Setting(large, k, context) for k in (0, most)]
-        if context == search.contexts[-1]:
-            found += [Setting(small, k, context) for k in (0, most)]
+        wanted += [(middle, k) for k in (min(2, most), most)]
+    found = [Setting(b, min(k, most), first) for b, k in wanted]
+    # The depth sweep: whether steps depend on the context at all.
+    found += [Setting(large, most, context) for context in search.contexts[1:]]
+    found += [Setting(large, 0, context) for context in search.contexts[-1:]]
+    found += [Setting(small, k, context) for context in search.contexts[-1:] for k in (0, most)]
     return [s for s in dict.fromkeys(found) if search.possible(s)]
 
 
 def none_settings(search: Search) -> list[Setting]:
     """Return the settings to measure in the launch without speculation."""
-    contexts: Sequence[int | None] = search.contexts or (None,)
-    points = [search.points[0], search.points[len(search.points) // 2], search.points[-1]]
-    settings = [Setting(b, 0, c) for b in dict.fromkeys(points) for c in contexts]
+    first = search.contexts[0] if search.contexts else None
+    points = search.points
+    few = dict.fromkeys((points[0], points[len(points) // 2], points[-1]))
+    settings = [Setting(b, 0, first) for b in few]
+    settings += [Setting(points[-1], 0, c) for c in search.contexts[1:][-1:]]
     return [s for s in settings if search.possible(s)]
 
 
@@ -230,11 +235,12 @@ def next_windows(search: Search, cells: Iterable[Cell], *, count: int = 3) -> Ne
             reason="seed windows span the batch sizes and the Ks",
         )
     seen = view(search, found)
-    asks, regret = _adaptive(seen, count)
+    asks, rivals, regret = _adaptive(seen, count)
     left = search.budget - spent
     unseen, once = _checks(seen)
-    # What would be proposed is measured before anything else, and a second time at the end.
-    asks = [*unseen, *asks][:count] or once[:count]
+    # What would be proposed is measured before anything else. With windows to spare, so are the
+    # strongest rivals that no window has seen, then the proposal a second time.
+    asks = [*unseen, *asks][:count] or rivals[:count] or once[:count]
     if not asks:
         return Next(asks=[], expected_regret=regret, reason="what is left to gain is too little")
     if left <= 0:
@@ -299,53 +305,60 @@ def _beside(bands: Sequence[Band], batches: Sequence[int]) -> list[int]:
     return out
 
 
-def _adaptive(seen: View, count: int) -> tuple[list[Ask], float]:
-    """Return windows where they can change the choice, and the expected regret now."""
+def _adaptive(seen: View, count: int) -> tuple[list[Ask], list[Ask], float]:
+    """Return windows that can change the choice, unseen rivals, and the expected regret now."""
     weights = places(seen)
     tokens = seen.tokens
     settings = [Setting(b, k, c) for b, c in weights for k in tokens]
     mean, covariance = seen.forecast.scores(settings)
     usable = np.array([seen.search.possible(s) for s in settings])
-    mean = np.where(usable, mean, -np.inf)
-    width = len(tokens)
     noise = seen.forecast.steps.noise**2 + WINDOW_LENGTH_SD**2
-    asks: list[Ask] = []
-    now = 0.0
-    for step in range(count):
-        regrets = []
-        for at, ((batch, context), weight) in enumerate(weights.items()):
-            own = np.arange(at * width, (at + 1) * width)
+
+    def stakes() -> list[tuple[float, int, int]]:
+        """Return by place: expected loss, index of the choice, index of its rival."""
+        found = []
+        for at, (batch, context) in enumerate(weights):
+            own = np.arange(at * len(tokens), (at + 1) * len(tokens))
             own = own[usable[own]]
-            lost, best, rival = _at_stake(
+            lost, chosen, rival = _at_stake(
                 mean[own],
                 covariance[np.ix_(own, own)],
                 [settings[i].tokens for i in own],
                 tokens_at(seen.best[context], batch),
                 seen.search.zone,
             )
-            regrets.append((weight * lost, int(own[best]), int(own[rival])))
-        total = sum(lost for lost, _, _ in regrets)
-        now = total if step == 0 else now
+            found.append((lost, int(own[chosen]), int(own[rival])))
+        return found
+
+    shares = list(weights.values())
+    now = stakes()
+    regret = sum(w * lost for w, (lost, _, _) in zip(shares, now, strict=True))
+    rivals = [
+        _ask(settings[rival], f"strongest rival of K={settings[chosen].tokens}, never measured")
+        for lost, chosen, rival in sorted(now, reverse=True)
+        if lost > WORTH_A_WINDOW and settings[rival] not in seen.forecast.windows
+    ]
+    asks: list[Ask] = []
+    for _ in range(count):
+        losses = [
+            (w * lost, chosen, rival) for w, (lost, chosen, rival) in zip(shares, now, strict=True)
+        ]
+        total = sum(lost for lost, _, _ in losses)
         if total < ENOUGH:
             break
-        lost, best, rival = max(regrets)
-        pair = [best, rival]
-        gains = [
-            (covariance[j, best] - covariance[j, rival]) ** 2 / (covariance[j, j] + noise)
-            for j in pair
-        ]
-        chosen = pair[int(np.argmax(gains))]
-        setting = settings[chosen]
-        asks.append(
-            _ask(
-                setting,
-                f"K={settings[best].tokens} or K={settings[rival].tokens} at {setting.batch} in "
-                f"flight: {lost / total:.0%} of the expected regret of {total:.1%}",
-            )
+        lost, *pair = max(losses)
+        apart = covariance[:, pair[0]] - covariance[:, pair[1]]
+        at = max(pair, key=lambda j: apart[j] ** 2 / (covariance[j, j] + noise))
+        ours, theirs = (settings[j].tokens for j in pair)
+        why = (
+            f"K={ours} or K={theirs} at {settings[at].batch} in flight: {lost / total:.0%} of the "
+            f"expected regret of {total:.1%}"
         )
-        column = covariance[:, chosen]
-        covariance = covariance - np.outer(column, column) / (covariance[chosen, chosen] + noise)
-    return asks, now
+        asks.append(_ask(settings[at], why))
+        column = covariance[:, at]
+        covariance = covariance - np.outer(column, column) / (covariance[at, at] + noise)
+        now = stakes()
+    return asks, rivals, regret
 
 
 def _at_stake(

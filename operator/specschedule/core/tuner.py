@@ -5,7 +5,7 @@ promoted.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import exp, sqrt
 
 import numpy as np
@@ -34,6 +34,10 @@ UNDECIDED_SD = 1.64
 """Standard deviations within which two boundaries cannot be told apart."""
 VARIANTS = 2
 """Neighbouring boundaries proposed at most."""
+MOST_SPLITS = 2
+"""Splits of the context axis at most."""
+SPLIT_PRICE = 0.003
+"""What a split of the context axis must buy: a share of the objective."""
 LAST_CONTEXT = 1_048_576
 """End of the last context range where the longest sequence is unknown; the engine's last range
 has no upper end."""
@@ -174,18 +178,11 @@ def _by_context(
     if len(seen.contexts) < 2:
         return [], []
     contexts = [c for c in seen.contexts if c is not None]
-    columns = {c: seen.best[c] for c in contexts}
-    tokens = seen.tokens
-    gains = []
-    for context in contexts:
-        own = seen.scores(context)
-        fitted, fixed = (gained(seen.grid, own, tokens, b) for b in (columns[context], best))
-        gains.append(float(np.dot(seen.grid.weights, fitted - fixed)))
-    gain = exp(float(np.mean(gains))) - 1
-    if gain <= seen.search.zone:
+    columns, gain = _split(seen, contexts, best)
+    if gain <= seen.search.floor:
         return [], [
-            f"K by context gains {gain:.1%} over the best K by batch size, within "
-            f"{seen.search.zone:.1%}: no five-number schedule is proposed"
+            f"K by context gains {gain:.1%} over the best K by batch size, within the noise floor "
+            f"of {seen.search.floor:.1%}: no five-number schedule is proposed"
         ]
     lowered = [
         f"{b} in flight and context {c} (K={tokens_at(columns[c], b)} instead of "
@@ -207,11 +204,39 @@ def _by_context(
         schedule=table,
         max_tokens=max(1, *(row[-1] for row in table)),
         predicted=_predicted(seen, lambda b, c: tokens_at(columns[c or 0], b)),
-        why=f"K by context gains {gain:.1%} over the best K by batch size, beyond "
-        f"{seen.search.zone:.1%}; needs an engine that takes five-number rows",
+        why=f"K by context gains {gain:.1%} over the best K by batch size, beyond the "
+        f"noise floor of {seen.search.floor:.1%}; needs an engine that takes five-number rows",
         warnings=warnings,
     )
     return [proposed], []
+
+
+def _split(
+    seen: View, contexts: Sequence[int], best: Sequence[Band]
+) -> tuple[dict[int, list[Band]], float]:
+    """Return bands by context for the split of the contexts that gains most, and its gain.
+
+    Neighbouring contexts share bands unless telling them apart buys its price. The gain is over
+    bands that ignore the context, as a share.
+    """
+    scores = {c: seen.scores(c) for c in contexts}
+    found: list[tuple[float, float, dict[int, list[Band]]]] = []
+    for splits in range(min(MOST_SPLITS, len(contexts) - 1) + 1):
+        for at in combinations(range(1, len(contexts)), splits):
+            columns: dict[int, list[Band]] = {}
+            for first, last in pairwise((0, *at, len(contexts))):
+                group = contexts[first:last]
+                own = _rows(seen, np.mean([scores[c] for c in group], axis=0))
+                columns |= dict.fromkeys(group, own)
+            changes = [
+                gained(seen.grid, scores[c], seen.tokens, columns[c])
+                - gained(seen.grid, scores[c], seen.tokens, best)
+                for c in contexts
+            ]
+            gain = float(np.dot(seen.grid.weights, np.mean(changes, axis=0)))
+            found.append((gain - splits * SPLIT_PRICE, gain, columns))
+    _, gain, columns = max(found, key=lambda item: item[0])
+    return columns, exp(gain) - 1
 
 
 def _five(columns: Mapping[int, Sequence[Band]], search: Search) -> list[list[int]]:
@@ -255,7 +280,7 @@ def _boundaries(seen: View, scores: Floats, best: Sequence[Band]) -> list[Propos
             sd = weight * sqrt(max(0.0, float(spread)))
             mean = float(np.dot(seen.grid.weights, change))
             most = mean + UNDECIDED_SD * sd
-            if abs(mean) < UNDECIDED_SD * sd and most > BOUNDARY_PRICE:
+            if abs(mean) < UNDECIDED_SD * sd and most > BOUNDARY_PRICE * seen.grid.point:
                 why = (
                     f"K={a.tokens} up to {last} instead of {a.last}: the model cannot tell which "
                     f"is better, and it could gain {most:.1%}"
