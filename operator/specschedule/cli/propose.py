@@ -3,21 +3,40 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
-from pydantic import ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from specschedule.cli.output import BadInput, emit, output_option
-from specschedule.cli.specs import fault, read_spec
+from specschedule.cli.specs import fault, only
 from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs
 from specschedule.core.evidence import Cell
 from specschedule.core.forecast import Interval
 from specschedule.core.proposal import Proposal, Proposed
 from specschedule.core.screen import ASSUMED_FLOOR, Search
+from specschedule.core.spec import Experiment, Load, Slo, Speculative
 from specschedule.core.tuner import NothingMeasured, propose
-from specschedule.core.values import parse_share
+from specschedule.core.values import Value, parse_share
 from specschedule.vllm_facts.adaptive import supports_adaptive_verification
+
+
+class _Limits(Value):
+    """``spec.search``, where a manifest has one."""
+
+    model_config = ConfigDict(extra="ignore")
+    max_tokens: Annotated[int, Field(ge=1, le=64)] | None = None
+
+
+class _Asked(Value):
+    """What a proposal needs of a spec; candidates and a bar need not exist yet."""
+
+    model_config = ConfigDict(extra="ignore")
+    slo: Slo
+    load: Load
+    speculative: Speculative | None = None
+    experiment: Experiment = Experiment()
+    search: _Limits = _Limits()
 
 
 @click.command()
@@ -48,13 +67,13 @@ def command(
     output: str,
 ) -> None:
     """Propose schedules from measured CELLS, with predicted numbers and why."""
-    spec = read_spec(path)
+    spec = _asked(path)
     found = _cells(cells)
     method = method or (spec.speculative.method if spec.speculative else None)
     search = Search(
         slo=spec.slo,
         time_at=dict.fromkeys(spec.load.points, 1.0),
-        max_tokens=max_tokens or max((c.tokens or 0 for c in found), default=0) or 1,
+        max_tokens=max_tokens or spec.search.max_tokens or max(c.tokens or 0 for c in found) or 1,
         max_num_seqs=max_num_seqs or max(spec.load.points),
         output_tokens=spec.load.output_tokens,
         prompt_tokens=spec.load.prompt_tokens,
@@ -74,6 +93,13 @@ def command(
     except NothingMeasured as error:
         raise BadInput(f"{cells}: no cell can be used: {error}") from error
     emit(answer.plain(), _text(answer), output)
+
+
+def _asked(path: str) -> _Asked:
+    try:
+        return _Asked.model_validate(only(path, "SpecSchedule").get("spec"))
+    except ValidationError as error:
+        raise BadInput(f"{path}: spec{fault(error)}") from error
 
 
 def _cells(path: str) -> list[Cell]:

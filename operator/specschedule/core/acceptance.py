@@ -90,7 +90,8 @@ def acceptance(cells: Iterable[Cell]) -> Acceptance:
         range(len(shape)), known, [0.0, *(log(pooled[k].length / shape[k]) for k in measured)]
     )
     lengths = np.clip(shape * np.exp(pull), 1.0, 1.0 + np.arange(len(shape)))
-    lengths = np.maximum.accumulate(lengths)
+    # Never more at a smaller K than at a larger one.
+    lengths = np.minimum.accumulate(lengths[::-1])[::-1]
     return Acceptance(lengths, _uncertainty(lengths, pooled, known), measured)
 
 

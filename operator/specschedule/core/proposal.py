@@ -99,11 +99,13 @@ def compared(
         none: No speculation.
         time_at: Share of the time spent at each number of requests in flight.
     """
+    over_none = None if candidate is none else gain(candidate, none, time_at)
+    over_static = None if candidate is static else gain(candidate, static, time_at)
+    warnings = candidate.warnings
+    if over_none is not None and over_none.low <= 0 < over_none.high:
+        warnings = [*warnings, "whether it is better than no speculation cannot be told yet"]
     return candidate.model_copy(
-        update={
-            "over_none": None if candidate is none else gain(candidate, none, time_at),
-            "over_static": None if candidate is static else gain(candidate, static, time_at),
-        }
+        update={"over_none": over_none, "over_static": over_static, "warnings": warnings}
     )
 
 

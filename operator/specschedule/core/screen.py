@@ -84,9 +84,13 @@ class Search:
 
     @property
     def budget(self) -> int:
-        """Windows that may be spent on the schedule's path, beside those of ``none_settings``."""
+        """Windows that may be spent on the schedule's path, beside those of ``none_settings``.
+
+        Never fewer than the seeds and one for each load point.
+        """
         sweep_all = len(self.points) * (self.max_tokens + 1) * max(1, len(self.contexts)) * REPEATS
-        return max(len(seeds(self)), sweep_all // FEWER - len(none_settings(self)))
+        least = len(seeds(self)) + len(self.points)
+        return max(least, sweep_all // FEWER - len(none_settings(self)))
 
     def possible(self, setting: Setting) -> bool:
         """Say whether the server can hold a setting: batch size, KV cache, sequence length."""
@@ -234,6 +238,8 @@ def next_windows(search: Search, cells: Iterable[Cell], *, count: int = 3) -> Ne
             asks=[_ask(s, "seed") for s in shuffled(missing, search.seed, "seeds")],
             reason="seed windows span the batch sizes and the Ks",
         )
+    if not found.schedule or not any(search.possible(Setting(b, 0)) for b in search.points):
+        return Next(asks=[], reason="the server cannot hold any of the load points")
     seen = view(search, found)
     asks, rivals, regret = _adaptive(seen, count)
     left = search.budget - spent
@@ -293,8 +299,7 @@ def places(seen: View) -> dict[tuple[int, int | None], float]:
             weight = BESIDE / (len(search.points) * len(seen.contexts))
             weights.setdefault((batch, context), weight)
     possible = {p: w for p, w in weights.items() if search.possible(Setting(p[0], 0, p[1]))}
-    total = sum(possible.values())
-    return {p: w / total for p, w in possible.items()}
+    return {p: w / sum(possible.values()) for p, w in possible.items()}
 
 
 def _beside(bands: Sequence[Band], batches: Sequence[int]) -> list[int]:

@@ -1,0 +1,357 @@
+"""What is proposed, on published measurements and where it must not be fooled."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specschedule.core.evidence import Cell, Profile, Quantiles
+from specschedule.core.schedule import effective
+from specschedule.core.spec import Slo
+from specschedule.core.tuner import NothingMeasured, propose
+from tests.tuner import published
+from tests.tuner.published import cell, search
+
+
+def by_name(proposal):
+    return {candidate.name: candidate for candidate in proposal.candidates}
+
+
+PR_32374 = {
+    "EAGLE": (published.EAGLE, [3, 3, 3, 2]),
+    "EAGLE3": (published.EAGLE3, [4, 4, 4, 3]),
+    "low acceptance": (published.LOW, [3, 3, 2, 0]),
+}
+
+
+@pytest.mark.parametrize(("survival", "best"), PR_32374.values(), ids=PR_32374)
+def test_the_profile_of_pr_32374_gives_its_best_ks(survival, best):
+    cells = published.from_steps(published.PR_32374_MS, survival)
+    found = propose(search((1, 16, 32, 64), 7), cells)
+    assert [choice.best for choice in found.choices] == best
+    for choice in found.choices:
+        assert choice.best in choice.near
+        assert choice.chosen == min(choice.near)
+
+
+@pytest.mark.parametrize(
+    "rates", [published.QWEN3_235B, published.GLM_4_7], ids=["Qwen3-235B", "GLM-4.7"]
+)
+def test_the_tables_of_sglang_22246_give_no_k_that_loses_more_than_the_zone(rates):
+    found = propose(
+        search(published.SGLANG_BATCHES, max(rates)),
+        published.from_rates(rates, published.SGLANG_BATCHES),
+    )
+    for at, choice in enumerate(found.choices):
+        row = {k: rates[k][at] for k in rates}
+        assert row[choice.best] >= 0.995 * max(row.values())
+        assert row[choice.chosen] >= 0.975 * max(row.values())
+    assert "K=0 was not measured" in " ".join(found.notes)
+    assert all(row[2] for c in found.candidates for row in c.schedule or [])
+
+
+def test_the_contexts_of_pr_48944_are_not_said_to_beat_no_speculation():
+    wanted = search((256,), 3, contexts=published.CONTEXTS, max_num_seqs=512)
+    found = propose(wanted, published.context_axis())
+    best = by_name(found)["best"]
+    # K=1 was never measured there: the answer is to measure it, not to claim a gain.
+    assert best.over_none is not None
+    assert best.over_none.low < 0
+    assert any("cannot be told yet" in warning for warning in best.warnings)
+    assert {ask.tokens for ask in found.measure_next} >= {1}
+
+
+def test_no_speculation_leads_where_it_is_faster():
+    points = (1, 64)
+    cells = grid(lambda b, k: 0.01 * (1 + k), points, 2, (0.6, 0.3))
+    cells += [cell(b, 0, 0.008, arm="none") for b in points]
+    assert propose(search(points, 2), cells).lead == "none"
+
+
+def experts(batch: int, tokens: int) -> float:
+    """Seconds of a step after the One Line document: drafts pay alone and cost in company."""
+    share = 6 / 256 * (tokens + 1) ** 0.81
+    return 0.0136 + 0.83e-3 * batch * (tokens + 1) + 46.6e-3 * (1 - (1 - share) ** batch) + 4e-4
+
+
+AGENTS = (0.80, 0.62, 0.50, 0.40, 0.33)
+ONE_LINE_POINTS = (1, 2, 4, 8, 12, 16)
+
+
+def grid(step, points, most, survival, **more):
+    return [cell(b, k, step(b, k), survival, **more) for b in points for k in range(most + 1)]
+
+
+def test_predictable_text_on_experts_gives_the_one_line():
+    found = propose(search(ONE_LINE_POINTS, 5), grid(experts, ONE_LINE_POINTS, 5, AGENTS))
+    best = by_name(found)["best"]
+    table = effective(best.schedule, max_tokens=5, max_num_seqs=16)
+    rate = {
+        (b, k): b * published.length(AGENTS, k) / experts(b, k)
+        for b in ONE_LINE_POINTS
+        for k in range(6)
+    }
+    card = {b: 5 if b <= 2 else 1 for b in ONE_LINE_POINTS}
+    ours = sum(rate[b, table.tokens(b)] / rate[b, card[b]] for b in ONE_LINE_POINTS)
+    assert ours / len(ONE_LINE_POINTS) >= 0.995
+    assert best.over_static is not None
+    assert best.over_static.low > 0
+
+
+def crossing(batch: int, tokens: int) -> float:
+    """Seconds of a step where drafting pays below about 24 in flight and never above."""
+    return 6e-3 + (1.5e-3 * tokens + 5e-4) * (batch / 24) ** 2 + 1e-5 * batch * (tokens + 1)
+
+
+def loses_later(points=(1, 8, 32, 64), **more):
+    return propose(search(points, 4, **more), grid(crossing, points, 4, published.EAGLE3))
+
+
+def test_a_variant_without_zero_is_always_there():
+    found = by_name(loses_later())
+    assert found["best"].schedule[-1][2] == 0
+    assert all(row[2] > 0 for row in found["no-zero"].schedule)
+    assert all(row[2] > 0 for row in found["conservative"].schedule)
+    assert len(found["conservative"].schedule) <= len(found["best"].schedule)
+    assert found["best"].max_tokens == max(row[2] for row in found["best"].schedule)
+
+
+def test_equal_tables_are_listed_and_marked():
+    points = (1, 8)
+    found = propose(search(points, 2), grid(lambda b, k: 0.01, points, 2, (0.9, 0.8)))
+    names = by_name(found)
+    assert names["best"].schedule == [[1, 8, 2]]
+    assert names["no-zero"].same_as == "best"
+    assert found.lead == "static-2"
+
+
+def test_every_schedule_is_one_that_the_engine_takes_as_it_is():
+    for candidate in loses_later(max_num_seqs=256).candidates:
+        if candidate.schedule is not None:
+            table = effective(candidate.schedule, max_tokens=candidate.max_tokens, max_num_seqs=256)
+            assert table.warnings == ()
+            assert table.ranges == candidate.schedule
+
+
+def test_rows_outside_the_measured_range_say_so():
+    best = by_name(loses_later(max_num_seqs=256))["best"]
+    assert best.schedule[-1][1] == 256
+    assert any("65-256 were not measured" in warning for warning in best.warnings)
+    cells = grid(crossing, (4, 8), 4, published.EAGLE3)
+    low = by_name(propose(search((2, 8, 16), 4), cells))["best"]
+    assert {p.at: p.basis for p in low.predicted} == {
+        2: "extrapolated",
+        8: "measured",
+        16: "extrapolated",
+    }
+    assert any("1-3 were not measured" in warning for warning in low.warnings)
+
+
+def test_nothing_is_predicted_beyond_the_kv_cache():
+    found = loses_later(kv_cache_tokens=32 * 200)
+    assert {p.at for c in found.candidates for p in c.predicted} == {1, 8, 32}
+    assert "64 in flight is beyond the KV cache" in " ".join(found.notes)
+
+
+def test_the_largest_k_that_may_be_tried_is_kept():
+    found = propose(search((1, 8), 2), grid(lambda b, k: 0.01, (1, 8), 4, published.EAGLE3))
+    assert max(row[2] for c in found.candidates for row in c.schedule or []) == 2
+
+
+def test_predictions_carry_what_was_measured():
+    (first, *_) = by_name(loses_later())["best"].predicted
+    length = published.length(published.EAGLE3, first.tokens)
+    seconds = crossing(1, first.tokens)
+    assert first.throughput.value == pytest.approx(length / seconds, rel=0.02)
+    assert first.tpot_ms.value == pytest.approx(1000 * seconds / length, rel=0.02)
+    assert first.goodput.value == pytest.approx(first.throughput.value / 128, rel=0.01)
+    assert first.throughput.low < first.throughput.value < first.throughput.high
+    assert (first.windows, first.basis) == (1, "measured")
+
+
+# --- the SLO decides
+
+
+def test_goodput_falls_off_the_edge_of_a_limit_before_throughput_does():
+    # 64 requests at 10 ms a token: half of them miss a limit of 10 ms, nearly all one of 9 ms.
+    cells = grid(crossing, (1, 64), 1, published.EAGLE3)
+    seen = by_name(propose(search((1, 64), 1), cells))["static-1"].predicted[-1].tpot_ms.value
+    shares = [
+        by_name(propose(search((1, 64), 1, slo=Slo(tpot=seen / 1000 * f)), cells))[
+            "static-1"
+        ].predicted[-1]
+        for f in (1.3, 1.0, 0.9)
+    ]
+    full, half, few = (128 * p.goodput.value / p.throughput.value for p in shares)
+    assert full == pytest.approx(1.0, abs=0.01)
+    assert half == pytest.approx(0.5, abs=0.05)
+    assert few < 0.05
+
+
+def test_a_hopeless_limit_leaves_throughput_to_rank():
+    cells = grid(crossing, (1, 64), 4, published.EAGLE3)
+    hopeless = propose(search((1, 64), 4, slo=Slo(tpot=1e-5)), cells)
+    generous = propose(search((1, 64), 4), cells)
+    assert [c.best for c in hopeless.choices] == [c.best for c in generous.choices]
+
+
+def test_a_limit_on_the_first_token_speaks_against_long_steps():
+    # K=4 gives a little more throughput for steps twice as long.
+    def step(batch, tokens):
+        return 0.01 if tokens < 4 else 0.02
+
+    survival = (0.9, 0.0, 0.0, 0.0)
+    even = (0.95, 0.95, 0.95, 0.95)
+    cells = [
+        *(cell(8, k, step(8, k), survival) for k in (0, 1)),
+        cell(8, 4, step(8, 4), even),
+    ]
+    loose, tight = (
+        propose(search((8,), 4, slo=Slo(ttft=limit, tpot=1.0)), cells).choices[0]
+        for limit in (1.0, 0.02)
+    )
+    assert loose.best == 4
+    assert tight.best < 4
+
+
+def test_limits_that_no_cell_tells_are_named():
+    cells = [
+        c.model_copy(update={"ttft_ms": None}) for c in grid(crossing, (1, 8), 2, published.EAGLE3)
+    ]
+    found = propose(search((1, 8), 2, slo=Slo(ttft=0.5, tpot=0.05)), cells)
+    assert any("no cell tells ttft" in note for note in found.notes)
+
+
+# --- contexts
+
+
+def by_context(per_context):
+    contexts, points = (400, 4000), (16, 64)
+    cells = [
+        cell(b, k, crossing(b, k) + per_context(b, k, c), published.EAGLE3, context=c)
+        for c in contexts
+        for b in points
+        for k in range(5)
+    ]
+    cells += [cell(b, 0, 7e-3, arm="none", context=c) for c in contexts for b in points]
+    return propose(search(points, 4, contexts=contexts, max_model_len=32_768), cells)
+
+
+def test_decode_that_is_flat_with_context_gets_no_five_number_schedule():
+    found = by_context(lambda b, k, c: 0.0)
+    assert "context" not in by_name(found)
+    assert any("flat with context" in note for note in found.notes)
+    assert {c.context for c in found.choices} == {None}
+
+
+def test_long_contexts_that_hide_the_cost_of_drafts_raise_k():
+    found = by_context(lambda b, k, c: 4e-7 * b * c)
+    five = by_name(found)["context"]
+    table = effective(five.schedule, max_tokens=five.max_tokens, max_num_seqs=64)
+    assert table.tokens(64, 4000) > table.tokens(64, 400)
+    assert max(row[3] for row in five.schedule) == 32_768
+    assert any("mixed contexts" in warning for warning in five.warnings)
+
+
+def test_a_context_that_changes_time_but_not_the_best_k_is_not_worth_five_numbers():
+    found = by_context(lambda b, k, c: crossing(b, k) * c / 4000)
+    assert "context" not in by_name(found)
+    assert any("within the noise floor" in note for note in found.notes)
+
+
+def test_lowering_k_for_short_contexts_carries_the_warning():
+    found = by_context(lambda b, k, c: 4e-7 * b * c)
+    best, five = (by_name(found)[name] for name in ("best", "context"))
+    batch = effective(best.schedule, max_tokens=4, max_num_seqs=64)
+    table = effective(five.schedule, max_tokens=4, max_num_seqs=64)
+    lowered = any(table.tokens(b, 400) < batch.tokens(b) for b in (16, 64))
+    assert lowered == any("lowers K for short contexts" in w for w in five.warnings)
+
+
+def test_no_gain_is_claimed_where_both_select_the_same_k():
+    found = by_context(lambda b, k, c: 4e-7 * b * c)
+    best, static = by_name(found)["best"], next(c for c in found.candidates if c.kind == "static")
+    same = {(p.at, p.context): p.tokens for p in static.predicted}
+    if all(same[p.at, p.context] == p.tokens for p in best.predicted):
+        assert best.over_static.value == 0.0
+    fixed = propose(search((1, 8), 2), grid(lambda b, k: 0.01, (1, 8), 2, (0.9, 0.8)))
+    assert by_name(fixed)["best"].over_static.value == 0.0
+
+
+# --- what would make it lie
+
+
+def test_a_drafter_that_loses_its_state_at_zero_is_told():
+    fresh, lost = ((0.7, 0.5), (0.4, 0.2))
+    order = [(2, fresh), (1, fresh), (2, fresh), (0, fresh), (2, lost), (1, fresh)]
+    cells = [cell(8, k, 0.01, survival) for k, survival in order]
+    assert any("loses its state" in note for note in propose(search((8,), 2), cells).notes)
+
+
+def test_a_schedule_that_was_silently_off_teaches_nothing():
+    # The engine drafted 5 whatever was asked for.
+    off = [
+        cell(b, 5, crossing(b, 5), published.EAGLE3).model_copy(update={"tokens": k})
+        for b in (1, 8)
+        for k in (0, 1, 2)
+    ]
+    with pytest.raises(NothingMeasured, match="were verified"):
+        propose(search((1, 8), 2), off)
+
+
+def test_adaptive_verification_is_proposed_where_it_is_supported():
+    cells = grid(crossing, (1, 8), 2, published.EAGLE3)
+    assert "adaptive" not in by_name(propose(search((1, 8), 2), cells))
+    assert "adaptive" in by_name(propose(search((1, 8), 2), cells, adaptive=True))
+
+
+COUNT = st.one_of(st.none(), st.integers(-5, 10**7))
+ANY_CELL = st.builds(
+    lambda **fields: Cell(cell="c", launch=1, offered=1, completed=1, **fields),
+    arm=st.sampled_from(["probe", "none", "static-2", "constant-1", "candidate-x"]),
+    profile=st.builds(
+        Profile,
+        kind=st.sampled_from(["hold", "hold", "hold", "depth", "open"]),
+        concurrency=st.one_of(st.none(), st.integers(-1, 5000)),
+        context=st.one_of(st.none(), st.integers(-1, 10**6)),
+    ),
+    tokens=st.one_of(st.none(), st.integers(-1, 70)),
+    context=st.one_of(st.none(), st.integers(-1, 10**6)),
+    window_seconds=st.floats(1e-6, 1e6),
+    output_tokens=st.one_of(st.none(), st.integers(0, 10**9)),
+    drafts=COUNT,
+    draft_tokens=COUNT,
+    accepted_tokens=COUNT,
+    ttft_ms=st.one_of(
+        st.none(), st.builds(Quantiles, p50=st.floats(-1, 1e6), p90=st.floats(-1, 1e6))
+    ),
+)
+PLAUSIBLE = st.builds(
+    cell,
+    st.integers(1, 300),
+    st.integers(0, 8),
+    st.floats(1e-5, 10),
+    arm=st.sampled_from(["probe", "probe", "none"]),
+    context=st.sampled_from([None, None, 400, 4000]),
+    steps=st.integers(1, 5000),
+).filter(lambda c: c.output_tokens)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(st.one_of(ANY_CELL, PLAUSIBLE), max_size=10),
+    st.lists(st.integers(1, 512), min_size=1, max_size=4),
+    st.integers(1, 8),
+    st.integers(1, 512),
+)
+def test_any_cells_give_schedules_that_the_engine_takes_or_a_reason(cells, points, most, seqs):
+    wanted = replace(search(points, most), max_num_seqs=seqs)
+    try:
+        found = propose(wanted, cells)
+    except NothingMeasured:
+        return
+    for candidate in found.candidates:
+        if candidate.schedule is not None:
+            assert candidate.max_tokens <= most
+            effective(candidate.schedule, max_tokens=candidate.max_tokens, max_num_seqs=seqs)
