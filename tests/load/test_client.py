@@ -1,14 +1,20 @@
 """One request on the wire: tokens per chunk, every way to fail, keys, chat and TLS."""
 
 import asyncio
+import itertools
 import json
 import re
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specschedule.load.client import Client, Unanswered
+from specschedule.load.client import Client, Stream, Unanswered
 from specschedule.load.records import Prepared, Record
 from tests.load.scripted import Script, Scripted
+
+GOLDENS = Path(__file__).parents[1] / "goldens" / "vllm-0.32.0"
 
 
 def ask(
@@ -60,6 +66,35 @@ def test_tokens_are_counted_chunk_by_chunk(claim: str, script: Script, endpoint:
     assert record.prompt_tokens == 7
     assert record.text == script.text * 6
     assert not record.counts_estimated
+
+
+@given(st.lists(st.integers(0, 5000), max_size=10))
+@pytest.mark.parametrize(
+    ("golden", "sizes", "prompt"),
+    [("completion-stream.txt", [1, 3, 1, 3, 3], 5), ("chat-stream.txt", [1, 3], 23)],
+)
+def test_the_real_engines_stream_is_read_however_it_is_cut(
+    golden: str, sizes: list[int], prompt: int, cuts: list[int]
+) -> None:
+    head, _, body = (GOLDENS / golden).read_bytes().partition(b"\n")
+    assert head == b"HTTP 200"
+    body = body.replace(b":TIME,", b":0,").rstrip() + b"\n\n"
+    tokens = int(re.findall(rb'"completion_tokens":(\d+)', body)[-1])
+    record = Record(Prepared(0, None, b"", tokens), "c", 0.0)
+    stream = Stream(record, False, lambda now, count: None)
+    marks = sorted({0, len(body), *(cut % len(body) for cut in cuts)})
+    for number, (a, b) in enumerate(itertools.pairwise(marks)):
+        stream.feed(float(number), body[a:b])
+    stream.end(200)
+    assert record.error is None
+    assert record.tokens == tokens
+    assert record.prompt_tokens == prompt
+    assert not record.counts_estimated
+    whole = Record(Prepared(0, None, b"", tokens), "c", 0.0)
+    by_event = Stream(whole, False, lambda now, count: None)
+    for event in body.split(b"\n\n")[:-1]:
+        by_event.feed(0.0, event + b"\n\n")
+    assert [count for _, count in whole.chunks][: len(sizes)] == sizes
 
 
 def test_without_counts_per_chunk_tokens_are_spread_and_it_is_said() -> None:

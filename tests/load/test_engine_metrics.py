@@ -1,6 +1,6 @@
 """The engine's own counters over a window."""
 
-from specschedule.load.engine_metrics import RUNNING, difference, read, total
+from specschedule.load.engine_metrics import difference, read, running
 
 BEFORE = """\
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
@@ -22,7 +22,7 @@ def test_series_of_several_engines_are_summed() -> None:
     assert delta.drafts == 400
     assert delta.output_tokens == 0
     assert delta.fault is None
-    assert total(read(BEFORE), RUNNING) == 8
+    assert running(read(BEFORE)) == 8
 
 
 def test_absent_series_and_nan_stay_absent() -> None:

@@ -7,14 +7,16 @@ up sending for tens of milliseconds. Series of several engines (data parallel ra
 import math
 from dataclasses import dataclass
 
-DRAFTS = "vllm:spec_decode_num_drafts_total"
-DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
-ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
-OUTPUT_TOKENS = "vllm:generation_tokens_total"
-PREEMPTIONS = "vllm:num_preemptions_total"
-PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
-PREFIX_HITS = "vllm:prefix_cache_hits_total"
-RUNNING = "vllm:num_requests_running"
+from specschedule.vllm_facts.metrics import (
+    ACCEPTED_TOKENS,
+    DRAFT_TOKENS,
+    DRAFTS,
+    OUTPUT_TOKENS,
+    PREEMPTIONS,
+    PREFIX_HITS,
+    PREFIX_QUERIES,
+    RUNNING,
+)
 
 COUNTERS = (
     DRAFTS,
@@ -47,7 +49,7 @@ class EngineDelta:
 
 def read(text: str) -> Sample:
     """Return the series wanted, as they are; NaN is as good as absent."""
-    wanted = (*COUNTERS, RUNNING)
+    wanted = {f"{name}_total": name for name in COUNTERS} | {RUNNING: RUNNING}
     sample: Sample = {}
     for line in text.splitlines():
         if not line.startswith("vllm:"):
@@ -58,13 +60,18 @@ def read(text: str) -> Sample:
         labels, _, value = line[len(name) :].rpartition(" ")
         number = float(value)
         if math.isfinite(number):
-            sample.setdefault(name, {})[labels] = number
+            sample.setdefault(wanted[name], {})[labels] = number
     return sample
 
 
 def total(sample: Sample, name: str) -> float | None:
     """Return a family summed over engines; None when it is absent."""
     return sum(sample[name].values()) if sample.get(name) else None
+
+
+def running(sample: Sample) -> float | None:
+    """Return the requests running; None when the engine does not say."""
+    return total(sample, RUNNING)
 
 
 def difference(before: Sample, after: Sample) -> EngineDelta:

@@ -165,6 +165,6 @@ class Measurement:
             self._note_running(await self._read())
 
     def _note_running(self, sample: engine_metrics.Sample | None) -> None:
-        running = engine_metrics.total(sample, engine_metrics.RUNNING) if sample else None
+        running = engine_metrics.running(sample) if sample else None
         if running is not None:
             self.meter.running.append(running)

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Literal, TextIO
 
+import aiohttp
+
 from specschedule.core.evidence import Cell, Profile
 from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed, Window
 from specschedule.load.client import Client, Unanswered
@@ -162,7 +164,8 @@ class VisitRun:
                 if "HTTP 401" in str(error) or "HTTP 403" in str(error):
                     remedy = "the server wants an API key: set load.apiKeySecretRef"
                     raise Failure("BadPlan", f"{error}; {remedy}") from error
-                if self._clock() > give_up:
+                hopeless = isinstance(error.__cause__, aiohttp.ClientConnectorCertificateError)
+                if hopeless or self._clock() > give_up:
                     raise Failure("ServerUnreachable", str(error)) from error
             await asyncio.sleep(0.5)
 
@@ -191,7 +194,10 @@ class VisitRun:
             seen[load] += 1
             for index in range(source.repeats_after or 0):
                 primer = source.request(index, output_tokens=2)
-                await client.send(Record(primer, window.cell, self._clock()))
+                record = Record(primer, window.cell, self._clock())
+                await client.send(record)
+                if record.error is not None:
+                    log.warning("%s: filling the cache: %s", window.cell, record.error)
             client.keep_text = window.profile.kind == "depth"
             tally = self._counters.tallies[window.cell]
             measurement = Measurement(self._visit, window, tally, client, tasks)
