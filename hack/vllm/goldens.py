@@ -75,7 +75,7 @@ def _refusals(here: Environment, out: Path) -> None:
     cases = [{"rows": rows, "max_num_seqs": 16, "max_tokens": TOKENS} for rows in _REFUSED]
     said = _in_engine(here, [str(HERE / "lookup.py")], "\n".join(map(json.dumps, cases)))
     answers = [json.loads(line) for line in said.splitlines()[-len(cases) :]]
-    found = [
+    found: list[object] = [
         {"rows": rows, "refusal": answer["refusal"]}
         for rows, answer in zip(_REFUSED, answers, strict=True)
     ]

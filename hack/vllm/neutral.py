@@ -49,7 +49,7 @@ def log(here: Environment, given: str) -> str:
     return text(here, "\n".join(kept) + "\n")
 
 
-def families(metrics: str) -> dict[str, dict[str, object]]:
+def families(metrics: str) -> dict[str, object]:
     """Return the metric families of an exposition: type, label names, and buckets of histograms.
 
     Families of the Python process itself are left out: they depend on the kernel.
@@ -74,9 +74,19 @@ def families(metrics: str) -> dict[str, dict[str, object]]:
     return {name: found[name] for name in kept}
 
 
-def dump(path: Path, data: object) -> None:
-    """Write plain data as JSON."""
-    path.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n")
+def dump(path: Path, data: list[object] | dict[str, object]) -> None:
+    """Write plain data as JSON, one line for each of its items."""
+    if isinstance(data, dict):
+        items = [f"{json.dumps(key)}: {_line(value)}" for key, value in sorted(data.items())]
+        begin, end = "{", "}"
+    else:
+        items = [_line(value) for value in data]
+        begin, end = "[", "]"
+    path.write_text(begin + "\n " + ",\n ".join(items) + "\n" + end + "\n")
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
 
 
 def _sample(line: str) -> tuple[str, set[str], str | None]:
