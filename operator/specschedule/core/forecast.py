@@ -231,17 +231,17 @@ class Forecast:
             at=setting.batch,
             context=setting.context,
             tokens=setting.tokens,
-            throughput=_interval(rate, 1),
-            tpot_ms=_interval(1000 * tpot, 3),
-            goodput=_interval(rate * good / self.output_tokens, 4),
+            throughput=_interval(rate),
+            tpot_ms=_interval(1000 * tpot),
+            goodput=_interval(rate * good / self.output_tokens),
             windows=count,
             basis="measured" if count else "predicted" if inside else "extrapolated",
         )
 
 
-def _interval(values: Floats, digits: int) -> Interval:
-    """Return (value, one end, other end) as an interval."""
-    value, one, other = (round(float(v), digits) for v in values)
+def _interval(values: Floats) -> Interval:
+    """Return (value, one end, other end) as an interval, to five digits."""
+    value, one, other = (float(f"{v:.5g}") for v in values)
     return Interval(value=value, low=min(one, other), high=max(one, other))
 
 
@@ -270,7 +270,7 @@ def _spread(
             log(found.p50 / 1000 / predicted(window))
         )
         if found.p90 is not None:
-            spreads.append(max(0.0, log(found.p90 / found.p50)) / Z90)
+            spreads.append(log(max(found.p90, found.p50) / found.p50) / Z90)
     if not ratios:
         return None
     by_batch = tuple((log2(b), sum(r) / len(r)) for b, r in sorted(ratios.items()))

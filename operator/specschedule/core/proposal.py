@@ -1,12 +1,16 @@
 """What a screening launch says, as values: candidates with predicted numbers and reasons."""
 
 from collections.abc import Mapping, Sequence
-from math import exp, log, sqrt
+from math import expm1, log, sqrt
 from typing import Literal
 
 from specschedule.core.forecast import Z95, Interval, Predicted
 from specschedule.core.screen import Ask
 from specschedule.core.values import Value
+
+LARGEST = 10.0
+"""Logarithm of the largest gain that is told apart: a control that serves hardly any request
+well."""
 
 
 class Proposed(Value):
@@ -131,7 +135,7 @@ def gain(candidate: Proposed, control: Proposed, time_at: Mapping[int, float]) -
         total += share * log(a.value / b.value)
         variance += sum((share * _sd(p)) ** 2 for p in (ours, other))
     half = Z95 * sqrt(variance)
-    value, low, high = (round(exp(total + x) - 1, 4) for x in (0.0, -half, half))
+    value, low, high = (round(expm1(min(total + x, LARGEST)), 4) for x in (0.0, -half, half))
     return Interval(value=value, low=low, high=high)
 
 
