@@ -45,10 +45,13 @@ class Reconciler:
                 return CONFLICT_LOOK_S
             except Refused as refused:
                 log.warning("%s/%s: %s refused: %s", *key, type(action).__name__, refused)
-                if report is not None and report.outcome is None:
-                    report = report.model_copy(
-                        update={"held": True, "reason": "Refused", "message": str(refused)}
-                    )
+                if report is None:
+                    # The object is being deleted: what is refused must not keep it.
+                    continue
+                if report.outcome is None:
+                    # Without the new record of a promotion: the write was not made.
+                    said = {"held": True, "reason": "Refused", "message": str(refused)}
+                    report = report.model_copy(update={**said, "promotion": None})
                 again = REFUSED_LOOK_S
                 break
         if report is not None:

@@ -19,19 +19,20 @@ RECORD = Promotion(
     speculative=NEW,
     previous=OLD,
     previous_arguments=["m", "--speculative-config", "OLD"],
+    template_hash="t",
     started_at=1000.0,
 )
 REVERTING = RECORD.model_copy(update={"reverting": "new pods crash"})
 DEADLINE = 300.0
 
 
-def target(speculative, *, complete=False, failing=None):
+def target(speculative, *, complete=False, failing=None, template="t", replicas=2):
     return TargetFacts(
         resource_version="77",
         generation=3,
-        template_hash="t",
+        template_hash=template,
         server=ServerFacts(container="vllm", speculative=speculative),
-        replicas=2,
+        replicas=replicas,
         rollout=RolloutFacts(complete=complete, message="1 of 2 replicas updated", failing=failing),
     )
 
@@ -53,6 +54,43 @@ def test_a_repeated_look_at_a_rollout_in_progress_writes_nothing():
     taken = step(RECORD, target(NEW))
     assert (taken.actions, taken.outcome, taken.reason) == ([], None, "RollingOut")
     assert "1 of 2 replicas updated" in taken.message
+
+
+def test_a_template_changed_before_the_write_aborts_and_after_it_is_taken_back():
+    before = step(RECORD, target(OLD, template="other"))
+    assert (before.outcome, before.reason) == ("Aborted", "TargetChanged")
+    after = step(RECORD, target(NEW, complete=True, template="other"))
+    assert after.outcome is None
+    assert "pod template changed" in after.promotion.reverting
+
+
+def test_zero_replicas_prove_nothing():
+    idle = target(NEW, complete=True, replicas=0)
+    assert step(RECORD, idle).outcome is None
+    assert "0 replicas" in step(RECORD, idle, now=1301.0).promotion.reverting
+
+
+def test_a_change_that_others_undo_is_written_three_times_and_then_left_to_them():
+    record = RECORD
+    for _ in range(3):
+        taken = step(record, target(OLD, complete=True))
+        assert SetFinalizer(present=True) in taken.actions
+        record = taken.promotion
+    last = step(record, target(OLD, complete=True))
+    assert (last.outcome, last.reason) == ("Aborted", "ChangedBack")
+
+
+def test_a_change_that_cannot_be_written_ends_at_the_deadline_with_the_last_words():
+    taken = next_step(
+        RECORD, target(OLD), deadline=DEADLINE, now=1301.0, last="admission webhook says no"
+    )
+    assert (taken.outcome, taken.reason) == ("Aborted", "NotWritten")
+    assert "admission webhook says no" in taken.message
+
+
+def test_an_argument_that_cannot_be_put_back_ends_with_a_word_to_a_human():
+    taken = step(REVERTING, target(NEW), now=1000.0 + 3 * DEADLINE + 1)
+    assert (taken.outcome, taken.reason) == ("Aborted", "NotRestored")
 
 
 def test_complete_is_promoted_and_lets_the_finalizer_go():

@@ -283,6 +283,65 @@ def test_a_rollout_that_does_not_finish_is_taken_back():
     assert degraded["status"] == "True"
 
 
+def test_a_promotion_not_yet_written_is_withdrawn_by_mode_or_bar():
+    for change in ({"mode": "Propose"}, {"experiment": {**SPEC["experiment"], "seed": 9}}):
+        of = world()
+        run(of, until=lambda w: w.status.get("promotion"))
+        assert of.writes() == []
+        of.spec = Spec.model_validate({**SPEC, **change})
+        of.generation = 2
+        status = run(of)
+        if "mode" in change:
+            assert status["outcome"] == "Proposed"
+            assert of.writes() == []
+        else:
+            assert len([s for s, _ in of.trials.values() if s.run_id == status["runId"]]) >= 7
+
+
+def test_a_template_changed_between_record_and_write_is_never_written():
+    of = world()
+    run(of, until=lambda w: w.status.get("promotion"))
+    of.template_hash = "template-2"
+    assert run(of)["reason"] == "TargetChanged"
+    assert of.writes() == []
+
+
+def test_a_status_lost_right_after_the_write_finds_its_promotion_again():
+    of = world()
+    run(of, until=lambda w: len(w.writes()) == 1)
+    of.status = {}
+    status = run(of)
+    assert status["outcome"] == "Promoted", status["message"]
+    assert len(of.writes()) == 1
+
+
+def test_a_pod_left_over_after_its_record_is_cleared_while_the_run_goes_on():
+    of = world()
+    run(of, until=lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == 2)
+    over = next(n for n, (_, s) in of.trials.items() if s.ended_at)
+    of.pods[over] = of.now
+    run(of, until=lambda w: over not in w.pods)
+    assert of.status.get("outcome") is None
+
+
+def test_a_target_deleted_in_mid_run_frees_the_gpus_at_once():
+    of = world()
+    run(of, until=lambda w: len(w.pods) == 1)
+    of.target_missing = True
+    status = run(of)
+    assert (status["outcome"], status["reason"]) == ("Aborted", "TargetNotFound")
+    assert of.pods == {}
+
+
+def test_a_boot_that_hangs_cannot_break_the_budget():
+    budget = {"gpuHours": 0.2}
+    of = world({**SPEC, "experiment": {**SPEC["experiment"], "budget": budget}})
+    of.pending = ("Unschedulable", "0/1 nodes are available")
+    status = run(of)
+    assert status["reason"] == "BudgetExhausted"
+    assert of.pods == {}
+
+
 def test_deleted_in_mid_run_nothing_is_created_any_more():
     of = world()
     run(of, until=lambda w: len(w.visits) == 1)

@@ -15,6 +15,9 @@ REASONS: dict[str, str] = {
     "AwaitingApproval": "A candidate is better; promotion waits for the annotation"
     " specschedule.dev/approve=RUN_ID.",
     "RollingOut": "The target's speculative argument is changed and its pods are replaced.",
+    "ChangedBack": "Another manager of the target undid the change again and again.",
+    "NotWritten": "The target could not be changed within rollout.deadline; the message says why.",
+    "NotRestored": "The previous argument could not be put back; do it by hand.",
     "Reverting": "The change did not roll out; the previous argument is put back.",
     # Held by something outside; the run goes on when it is gone, until its deadline.
     "Unschedulable": "No node takes a trial pod; the message quotes the scheduler.",
@@ -26,6 +29,7 @@ REASONS: dict[str, str] = {
     "PromptsNotFound": "The ConfigMap of spec.load.prompts does not exist.",
     "PromptsEmpty": "The ConfigMap of spec.load.prompts holds no prompts.",
     # The target cannot be read or edited exactly.
+    "InvalidRetry": "The annotation specschedule.dev/retry is no count.",
     "InvalidSpec": "The spec is not valid; the message names the field.",
     "BadManifest": "The target's container is not written as Kubernetes would accept it.",
     "NoVllmContainer": "No container of the target starts vLLM; name it in spec.target.container.",

@@ -38,6 +38,11 @@ LOOK_S = 2.0
 HELD_LOOK_S = 10.0
 """What is held by something outside is looked at less often."""
 
+CHANGED_BY_OTHERS = (
+    "the target's speculative argument was changed by somebody else during the run: its evidence "
+    "is void"
+)
+
 WAITING_LOOK_S = 60.0
 """An approval arrives as an event; this is only a safety net."""
 
@@ -54,7 +59,7 @@ def decide(observed: Observed, now: float, *, matrix: Sequence[gates.MatrixRow])
     if schedule.deleting:
         return _deleted(observed)
     in_flight = _promotion_in_flight(schedule.status)
-    if in_flight is not None:
+    if in_flight is not None and not _withdrawn(observed, in_flight):
         return _promote(observed, in_flight, now)
     if isinstance(schedule.spec, Unreadable):
         return _rejected(observed, None, now, schedule.spec.reason, schedule.spec.message, [])
@@ -78,6 +83,25 @@ def _promotion_in_flight(status: dict[str, Any]) -> Promotion | None:
     if status.get("promotion") and not status.get("outcome"):
         return Promotion.model_validate(status["promotion"])
     return None
+
+
+def _withdrawn(observed: Observed, promotion: Promotion) -> bool:
+    """Say whether the user took back a promotion of which nothing is written yet."""
+    schedule, target = observed.schedule, observed.target
+    if isinstance(schedule.spec, Unreadable) or isinstance(target, Unreadable):
+        return False
+    if isinstance(target.server, Unreadable) or promotion.written or promotion.reverting:
+        return False
+    if target.server.speculative != promotion.previous:
+        return False
+    run = run_id(schedule.uid, schedule.spec, schedule.retry)
+    return run != schedule.status.get("runId") or not _may_write(observed, schedule.spec, run)
+
+
+def _may_write(observed: Observed, spec: Spec, run: str) -> bool:
+    """Say whether the mode, and an approval where it asks for one, lets the target be written."""
+    approved = spec.mode is Mode.APPROVE and observed.schedule.approved == run
+    return spec.mode is Mode.AUTO or approved
 
 
 def _unwanted(observed: Observed, run: str | None) -> list[Action]:
@@ -134,10 +158,19 @@ def _rejected(
             ended_at=launches.rfc3339(now),
             outcome="Rejected",
             reason=reason,
-            message=message,
+            message=message if run is None else f"{message} ({_how_to_retry(observed)})",
             gates=answers,
             superseded=_superseded(observed, run, now),
         ),
+    )
+
+
+def _how_to_retry(observed: Observed) -> str:
+    schedule = observed.schedule
+    return (
+        f"after a change outside this object, start again with: kubectl annotate specschedule "
+        f"{schedule.name} -n {schedule.namespace} specschedule.dev/retry={schedule.retry + 1} "
+        "--overwrite"
     )
 
 
@@ -163,8 +196,14 @@ def _promote(observed: Observed, promotion: Promotion, now: float) -> Decision:
     """Finish a promotion in flight, whatever else changed meanwhile."""
     spec = observed.schedule.spec
     deadline = 600.0 if isinstance(spec, Unreadable) else spec.rollout.deadline
-    step = rollout.next_step(promotion, observed.target, deadline=deadline, now=now)
     status = observed.schedule.status
+    step = rollout.next_step(
+        promotion,
+        observed.target,
+        deadline=deadline,
+        now=now,
+        last=status.get("message") or "nothing was said",
+    )
     report = Report.model_validate(
         {
             "runId": status.get("runId"),
@@ -214,11 +253,15 @@ class _Run:
         """Go through the stages in order; the first that is not over answers."""
         target = self.observed.target
         if isinstance(target, Unreadable):
+            if self.trials:
+                return self._finish("Aborted", target.reason, f"in mid-run: {target.message}")
             return self._hold_or_expire("Preflight", target.reason, target.message)
         if self.trials:
             changed = self._target_changed(target, self.trials[0].spec)
             if changed is not None:
                 return self._finish("Aborted", "TargetChanged", changed)
+        if not isinstance(target.server, Unreadable):
+            target = target.model_copy(update={"server": self._incumbent(target.server)})
         self.answers = gates.before_pods(self.spec, target, matrix=self.matrix)
         refused = gates.refused(self.answers)
         if refused is not None and not self.trials:
@@ -245,7 +288,7 @@ class _Run:
         if self.observed.prompts is not None:
             missing = self.observed.prompts
             return self._hold_or_expire("Preflight", missing.reason, missing.message)
-        server = self._incumbent(target.server)
+        server = target.server
         try:
             self.arms = arms(self.spec, server)
         except ScheduleError as error:
@@ -279,15 +322,24 @@ class _Run:
             return "the target's pod template changed during the run: its evidence is void"
         if isinstance(target.server, Unreadable):
             return target.server.message
-        if target.server.arguments != first.incumbent_arguments:
-            return (
-                "the target's speculative argument was changed by somebody else during the run: "
-                "its evidence is void"
-            )
-        return None
+        if target.server.arguments == first.incumbent_arguments:
+            return None
+        if self._serves_a_candidate(target.server):
+            return None
+        return CHANGED_BY_OTHERS
+
+    def _serves_a_candidate(self, server: ServerFacts) -> bool:
+        """Say whether a promotion of ours, whose record was lost with the status, is in force."""
+        return _may_write(self.observed, self.spec, self.run) and any(
+            t.spec.arm.startswith("candidate-") and t.spec.speculative == server.speculative
+            for t in self.trials
+        )
 
     def _measure(self, target: TargetFacts, server: ServerFacts) -> Decision:
         open_trials = [t for t in self.trials if not launches.ended(t)]
+        if open_trials and self._overspent(target):
+            spent = plan.Finished(reason="BudgetExhausted", message=self._spent())
+            return self._conclude(target, server, spent)
         if self._expired() and open_trials:
             return self._expire()
         disagreeing = [t for t in self.trials if t.status.check not in (None, launches.AGREES)]
@@ -305,6 +357,9 @@ class _Run:
             free = self.spec.experiment.parallelism - len(open_trials)
             slots = following.slots[: max(0, free)]
         actions: list[Action] = [*_unwanted(self.observed, self.run)]
+        for trial in self.trials:
+            if launches.ended(trial):
+                actions.extend(launches.clear(trial))
         for step in steps:
             actions.extend(step.actions)
         if slots and self._budget_is_spent(target):
@@ -314,6 +369,8 @@ class _Run:
             return self._conclude(target, server, following)
         if slots and self._expired():
             return self._expire()
+        if slots and self.trials and self._target_serves_otherwise():
+            return self._finish("Aborted", "TargetChanged", CHANGED_BY_OTHERS)
         held = next((s for s in steps if s.held), None)
         if slots and not self.observed.metrics.available:
             metrics = self.observed.metrics
@@ -399,7 +456,7 @@ class _Run:
         arm = next(a for a in self.arms if a.name == f"candidate-{better.candidate}")
         if self.spec.mode is Mode.PROPOSE:
             return self._finish("Proposed", better.reason, better.message, judgement)
-        if self.spec.mode is Mode.APPROVE and self.observed.schedule.approved != self.run:
+        if not _may_write(self.observed, self.spec, self.run):
             report = self._report(
                 stage="AwaitingApproval",
                 reason="AwaitingApproval",
@@ -418,6 +475,7 @@ class _Run:
             previous=server.speculative,
             previous_arguments=server.arguments,
             field=server.arguments_field,
+            template_hash=target.template_hash,
             started_at=self.now,
         )
         report = self._report(
@@ -456,6 +514,19 @@ class _Run:
         if trial.status.gpu_seconds is not None:
             return trial.status.gpu_seconds
         return gpus * (self.now - trial.pod.created_at) if trial.pod else 0.0
+
+    def _target_serves_otherwise(self) -> bool:
+        target = self.observed.target
+        return (
+            isinstance(target, TargetFacts)
+            and isinstance(target.server, ServerFacts)
+            and target.server.arguments != self.trials[0].spec.incumbent_arguments
+        )
+
+    def _overspent(self, target: TargetFacts) -> bool:
+        limit = self.spec.experiment.budget.gpu_hours
+        held = sum(self._gpu_seconds(trial, target.gpus) for trial in self.trials)
+        return limit is not None and held / 3600 > limit
 
     def _budget_is_spent(self, target: TargetFacts) -> bool:
         """Say whether one more launch would break the budget."""

@@ -244,6 +244,10 @@ class Promotion(Value):
     """The argument list before, byte for byte; what a rollback puts back."""
     field: Literal["args", "command"] = "args"
     """Which list of the container it is."""
+    template_hash: str | None = None
+    """TargetFacts.template_hash that the evidence holds for."""
+    written: int = 0
+    """Times that the change was written; more than once means that somebody changed it back."""
     started_at: float
     """When the record was written."""
     reverting: str | None = None

@@ -15,6 +15,9 @@ from specschedule.core.observed import (
 )
 from specschedule.core.values import Value
 
+MAX_WRITES = 3
+"""A change that was undone by others this often is theirs to decide."""
+
 
 class RolloutStep(Value):
     """What to do for a promotion, and where it is."""
@@ -32,7 +35,12 @@ class RolloutStep(Value):
 
 
 def next_step(
-    promotion: Promotion, target: TargetFacts | Unreadable, *, deadline: float, now: float
+    promotion: Promotion,
+    target: TargetFacts | Unreadable,
+    *,
+    deadline: float,
+    now: float,
+    last: str = "",
 ) -> RolloutStep:
     """Return the next step of a promotion that is not over.
 
@@ -41,6 +49,7 @@ def next_step(
         target: What serves now.
         deadline: Seconds from the record that the rollout may take; the way back gets as much.
         now: Unix seconds.
+        last: What was said at the last look, for the message of an end that nobody chose.
     """
     if isinstance(target, Unreadable) or isinstance(target.server, Unreadable):
         fault = target if isinstance(target, Unreadable) else target.server
@@ -53,8 +62,8 @@ def next_step(
         )
     serving = target.server.speculative
     if promotion.reverting is None:
-        return _forward(promotion, target, serving, deadline, now)
-    return _back(promotion, target, promotion.reverting, serving, deadline, now)
+        return _forward(promotion, target, serving, deadline, now, last)
+    return _back(promotion, target, promotion.reverting, serving, deadline, now, last)
 
 
 def _forward(
@@ -63,10 +72,17 @@ def _forward(
     serving: dict[str, object] | None,
     deadline: float,
     now: float,
+    last: str,
 ) -> RolloutStep:
     name = promotion.candidate
+    late = now - promotion.started_at > deadline
+    changed = promotion.template_hash not in (None, target.template_hash)
     if serving == promotion.speculative:
-        if target.rollout.complete:
+        if changed:
+            return _turn_round(
+                promotion, "the target's pod template changed: the evidence does not hold for it"
+            )
+        if target.rollout.complete and target.replicas > 0:
             return RolloutStep(
                 actions=[SetFinalizer(present=False)],
                 promotion=promotion,
@@ -74,19 +90,37 @@ def _forward(
                 reason="RolledOut",
                 message=f"{name} serves on all {target.replicas} replicas",
             )
-        if now - promotion.started_at > deadline:
-            trouble = target.rollout.failing or target.rollout.message
-            cause = f"not rolled out {deadline:.0f} s after the change: {trouble}"
-            return RolloutStep(
-                promotion=promotion.model_copy(update={"reverting": cause}),
-                reason="Reverting",
-                message=f"{name}: {cause}; the previous argument is put back",
-            )
         trouble = target.rollout.failing or target.rollout.message
+        if target.replicas == 0:
+            trouble = "the target has 0 replicas, so nothing shows that the change works"
+        if late:
+            return _turn_round(
+                promotion, f"not rolled out {deadline:.0f} s after the change: {trouble}"
+            )
         return RolloutStep(
             promotion=promotion, reason="RollingOut", message=f"rolling out {name}: {trouble}"
         )
     if serving == promotion.previous:
+        if changed:
+            return _aborted(
+                promotion,
+                "TargetChanged",
+                "the target's pod template changed before the change was written: the evidence "
+                "does not hold for it",
+            )
+        if promotion.written >= MAX_WRITES:
+            return _aborted(
+                promotion,
+                "ChangedBack",
+                f"{name} was written {promotion.written} times and changed back each time by "
+                "another manager of the target: change it there, or use mode Propose",
+            )
+        if late:
+            return _aborted(
+                promotion,
+                "NotWritten",
+                f"the target could not be changed within {deadline:.0f} s; last: {last}",
+            )
         return RolloutStep(
             actions=[
                 SetFinalizer(present=True),
@@ -94,7 +128,7 @@ def _forward(
                     speculative=promotion.speculative, resource_version=target.resource_version
                 ),
             ],
-            promotion=promotion,
+            promotion=promotion.model_copy(update={"written": promotion.written + 1}),
             reason="RollingOut",
             message=f"changing the target's speculative argument to {name}",
         )
@@ -108,9 +142,18 @@ def _back(
     serving: dict[str, object] | None,
     deadline: float,
     now: float,
+    last: str,
 ) -> RolloutStep:
     name = promotion.candidate
+    late = now - promotion.started_at > 3 * deadline
     if serving == promotion.speculative:
+        if late:
+            return _aborted(
+                promotion,
+                "NotRestored",
+                f"{name}: {cause}; the previous argument could not be put back, do it by hand: "
+                f"{last}",
+            )
         return RolloutStep(
             actions=[
                 RestoreArguments(
@@ -126,7 +169,6 @@ def _back(
         )
     if serving != promotion.previous:
         return _changed_by_others(promotion)
-    late = now - promotion.started_at > 3 * deadline
     if not target.rollout.complete and not late:
         return RolloutStep(
             promotion=promotion,
@@ -143,16 +185,30 @@ def _back(
     )
 
 
+def _turn_round(promotion: Promotion, cause: str) -> RolloutStep:
+    return RolloutStep(
+        promotion=promotion.model_copy(update={"reverting": cause}),
+        reason="Reverting",
+        message=f"{promotion.candidate}: {cause}; the previous argument is put back",
+    )
+
+
 def _changed_by_others(promotion: Promotion) -> RolloutStep:
+    return _aborted(
+        promotion,
+        "TargetChanged",
+        f"the target's speculative argument is neither the one of {promotion.candidate} nor the "
+        "previous one: somebody else changed it, and it is left as it is",
+    )
+
+
+def _aborted(promotion: Promotion, reason: str, message: str) -> RolloutStep:
     return RolloutStep(
         actions=[SetFinalizer(present=False)],
         promotion=promotion,
         outcome="Aborted",
-        reason="TargetChanged",
-        message=(
-            f"the target's speculative argument is neither the one of {promotion.candidate} nor "
-            "the previous one: somebody else changed it, and it is left as it is"
-        ),
+        reason=reason,
+        message=message,
     )
 
 

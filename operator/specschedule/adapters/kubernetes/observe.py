@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -33,6 +34,7 @@ from specschedule.wire import jobs, names, pods
 
 log = logging.getLogger(__name__)
 
+_COUNT = re.compile(r"[0-9]{1,9}")
 _LOG_HEAD_BYTES = 1 << 20
 _LAST_LINES = 400
 _SLOW_SECONDS = 10.0
@@ -84,7 +86,7 @@ class Observer:
             trials=self._trials(key.namespace, schedule.uid, url),
             metrics=self._metrics.check(url),
             prompts=self._prompts(key.namespace, spec) if spec else None,
-            other_run=_earlier(schedules, mine),
+            other_run=_ahead(schedules, mine),
         )
 
     def target(self, schedule: Object) -> TargetFacts | Unreadable:
@@ -317,11 +319,17 @@ def schedule_facts(schedule: Object) -> ScheduleFacts:
     metadata = schedule["metadata"]
     annotations = metadata.get("annotations") or {}
     retry = annotations.get(names.RETRY, "0")
+    counted = _COUNT.fullmatch(retry) is not None
     spec: Spec | Unreadable
     try:
         spec = Spec.model_validate(schedule.get("spec") or {})
     except ValidationError as error:
         spec = Unreadable(reason="InvalidSpec", message=f"spec.{first_fault(error)}")
+    if not counted:
+        spec = Unreadable(
+            reason="InvalidRetry",
+            message=f"annotation {names.RETRY}={retry[:20]!r} is no count: write 1, 2, 3",
+        )
     return ScheduleFacts(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -332,7 +340,7 @@ def schedule_facts(schedule: Object) -> ScheduleFacts:
         finalizer=names.FINALIZER in (metadata.get("finalizers") or []),
         spec=spec,
         approved=annotations.get(names.APPROVE),
-        retry=int(retry) if retry.isdecimal() else 0,
+        retry=int(retry) if counted else 0,
         status=schedule.get("status") or {},
     )
 
@@ -360,8 +368,11 @@ def first_fault(error: ValidationError) -> str:
     return f"{path}: {fault['msg']}" if path else fault["msg"]
 
 
-def _earlier(schedules: Iterable[Object], mine: Object) -> str | None:
-    """Return the SpecSchedule that came first of those that are not done with the same target."""
+def _ahead(schedules: Iterable[Object], mine: Object) -> str | None:
+    """Return the SpecSchedule that has the same target before this one: none, one is running.
+
+    One that is running keeps its target; of several that wait, the oldest is next.
+    """
     target = target_name(mine)
     rivals = [
         each
@@ -369,9 +380,9 @@ def _earlier(schedules: Iterable[Object], mine: Object) -> str | None:
         if each["metadata"]["uid"] != mine["metadata"]["uid"]
         and target_name(each) == target
         and not _done(each)
-        and _age(each) < _age(mine)
+        and _turn(each) < _turn(mine)
     ]
-    return min(rivals, key=_age)["metadata"]["name"] if rivals else None
+    return min(rivals, key=_turn)["metadata"]["name"] if rivals else None
 
 
 def _done(schedule: Object) -> bool:
@@ -380,8 +391,10 @@ def _done(schedule: Object) -> bool:
     return bool(status.get("outcome")) and seen
 
 
-def _age(schedule: Object) -> tuple[str, str]:
-    return schedule["metadata"]["creationTimestamp"], schedule["metadata"]["name"]
+def _turn(schedule: Object) -> tuple[bool, str, str]:
+    metadata, stage = schedule["metadata"], (schedule.get("status") or {}).get("stage")
+    waits = stage not in ("Measuring", "AwaitingApproval", "Promoting")
+    return waits, metadata["creationTimestamp"], metadata["name"]
 
 
 def _visit_number(job: Object) -> int:
