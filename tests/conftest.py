@@ -42,29 +42,30 @@ settings.register_profile("fuzz", deadline=None, max_examples=2_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-def tier(markers: Any) -> str:
-    """Return the tier of a test with these marker names."""
-    return next((each for each in reversed(TIERS) if each in markers), "unit")
+def tier(item: pytest.Item) -> str:
+    """Return the tier of a test."""
+    return next((each for each in reversed(TIERS) if item.get_closest_marker(each)), "unit")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if tier(item.keywords) == "e2e":
+        if tier(item) == "e2e":
             item.add_marker(pytest.mark.timeout(E2E_SECONDS))
-    items.sort(key=lambda item: TIERS.index(tier(item.keywords)))
+    items.sort(key=lambda item: TIERS.index(tier(item)))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    missing = _missing(tier(item.keywords))
-    if missing:
-        pytest.skip(missing)
+    for each in TIERS:
+        if item.get_closest_marker(each) and (missing := _missing(each)):
+            pytest.skip(missing)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield
-    if ALL_MUST_RUN and report.skipped and tier(item.keywords) != "unit":
+    report.tier = tier(item)
+    if ALL_MUST_RUN and report.skipped and report.tier != "unit":
         report.outcome = "failed"
         report.longrepr = f"must run here, and was skipped: {_reason(report)}"
     return report
@@ -82,16 +83,15 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     found: dict[str, Counter[str]] = {each: Counter() for each in TIERS}
     seconds = dict.fromkeys(TIERS, 0.0)
     why: dict[str, set[str]] = {each: set() for each in TIERS}
-    for outcome in ("passed", "failed", "error", "skipped"):
-        for report in terminalreporter.stats.get(outcome, []):
-            which = tier(report.keywords)
-            found[which][outcome] += 1
+    for outcome, reports in terminalreporter.stats.items():
+        for report in reports:
+            if (which := getattr(report, "tier", None)) is None:
+                continue
+            seconds[which] += report.duration
+            if report.when == "call" or report.outcome != "passed":
+                found[which][outcome] += 1
             if outcome == "skipped":
                 why[which].add(_reason(report))
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if hasattr(report, "keywords") and hasattr(report, "duration"):
-                seconds[tier(report.keywords)] += report.duration
     terminalreporter.section("tests by tier")
     for each in TIERS:
         count = found[each]

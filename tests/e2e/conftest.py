@@ -11,7 +11,7 @@ import pytest
 from hack.demo.stage import Stage
 
 from .place import LABEL, Place
-from .scenes import LOADED_AT_ONCE, Company, Scene
+from .scenes import LIGHT_AT_ONCE, LOADED_AT_ONCE, Company, Scene
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,7 +31,7 @@ def company(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Company]:
-    """Start every scene that the selected tests look at, those with load a few at a time."""
+    """Play every scene that the selected tests look at, a few at a time."""
     stage.kubectl("delete", "namespace", "-l", LABEL, "--ignore-not-found", "--wait")
     marks = [m for item in request.session.items for m in item.iter_markers("scenes")]
     scenes: set[Scene] = {each for mark in marks for each in mark.args}
@@ -45,7 +45,7 @@ def company(
 
     with (
         ThreadPoolExecutor(LOADED_AT_ONCE) as loaded,
-        ThreadPoolExecutor(max(1, len(scenes))) as light,
+        ThreadPoolExecutor(LIGHT_AT_ONCE) as light,
     ):
         longest_first = sorted(scenes, key=lambda scene: (-scene.launches, scene.name))
         facts = {s: (loaded if s.launches else light).submit(play, s) for s in longest_first}

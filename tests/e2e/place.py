@@ -24,7 +24,7 @@ LABEL = "specschedule.dev/e2e"
 OPERATOR = f"system:serviceaccount:{SYSTEM}:specschedule"
 NAME = "chat"
 
-INCUMBENT = {"method": "eagle3", "model": "demo/drafter", "num_speculative_tokens": 8}
+INCUMBENT = {"method": "eagle3", "model": "demo/drafter", "num_speculative_tokens": 12}
 """Far too many at 8 requests in flight, so that the gain of a good schedule is far above the
 noise of short windows on a small machine."""
 CANDIDATE = [[1, 2, 5], [3, 16, 1]]
@@ -33,8 +33,14 @@ QUESTION: Object = {
     "mode": "Auto",
     "slo": {"ttft": "2s", "tpot": "250ms"},
     "candidates": [{"name": "card", "schedule": CANDIDATE}],
-    "load": {"points": [8], "outputTokens": 24, "promptTokens": 32, "maxSendLag": "50ms"},
-    "bar": {"improve": [{"metric": "goodput", "at": [8], "by": "20%"}]},
+    "load": {
+        "points": [8],
+        "requests": 40,
+        "outputTokens": 24,
+        "promptTokens": 32,
+        "maxSendLag": "50ms",
+    },
+    "bar": {"improve": [{"metric": "goodput", "at": [8], "by": "70%"}]},
     "experiment": {"effort": "Quick", "seed": 7, "deadline": "25m"},
 }
 

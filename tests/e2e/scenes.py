@@ -14,8 +14,11 @@ from hack.demo.stage import Stage
 
 from .place import Place
 
-LOADED_AT_ONCE = 3
-"""Scenes whose load generators must send in time; a load job asks for half a core."""
+LOADED_AT_ONCE = 2
+"""Scenes whose windows are measured; their load generators and engines need cores in time."""
+
+LIGHT_AT_ONCE = 3
+"""Scenes that only start a pod or two, which takes a core for some seconds each."""
 
 OPERATOR_ALONE = threading.Lock()
 """Held by a scene that ends the operator, and by one that times its answers."""

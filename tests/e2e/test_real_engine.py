@@ -10,7 +10,7 @@ import pytest
 from hack.demo import vllm
 from hack.demo.stage import Stage
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
 
 SCHEDULE = [[1, 2, 2], [3, 6, 1], [7, 16, 0]]
 POINTS = [1, 12]
