@@ -1,0 +1,490 @@
+"""One look at a run that is not over: preflight, the next launches, the verdict, the promotion.
+
+The stages are gone through in order; the first that is not over answers.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from specschedule.core import gates, judge, launches, plan
+from specschedule.core.arms import Arm, arms
+from specschedule.core.decision import Decision, Report, arm_summary, as_launch, trial_name
+from specschedule.core.gate import Gate, fails
+from specschedule.core.judge import Judgement
+from specschedule.core.observed import (
+    Action,
+    CreateTrial,
+    DeleteTrial,
+    Observed,
+    Promotion,
+    ServerFacts,
+    TargetFacts,
+    TrialFacts,
+    TrialSpec,
+    Unreadable,
+)
+from specschedule.core.plan import Cost, LaunchRecord, Slot, Start
+from specschedule.core.schedule import ScheduleError
+from specschedule.core.spec import Mode, Spec
+from specschedule.core.visit import Visit
+
+LOOK_S = 2.0
+"""A running experiment is looked at this often when nothing happens; events come in between."""
+
+HELD_LOOK_S = 10.0
+"""What is held by something outside is looked at less often."""
+
+CHANGED_BY_OTHERS = (
+    "the target's speculative argument was changed by somebody else during the run: its evidence "
+    "is void"
+)
+
+WAITING_LOOK_S = 60.0
+"""An approval arrives as an event; this is only a safety net."""
+
+
+def may_write(observed: Observed, spec: Spec, run: str) -> bool:
+    """Say whether the mode, and an approval where it asks for one, lets the target be written."""
+    approved = spec.mode is Mode.APPROVE and observed.schedule.approved == run
+    return spec.mode is Mode.AUTO or approved
+
+
+def unwanted(observed: Observed, run: str | None) -> list[Action]:
+    """Take away what no run needs: every pod and job, and trials that nobody remembers."""
+    remembered = {entry.get("runId") for entry in observed.schedule.status.get("history") or []}
+    actions: list[Action] = []
+    for trial in observed.trials:
+        if trial.spec.run_id == run:
+            continue
+        if not launches.ended(trial) or trial.spec.run_id not in remembered:
+            actions.append(DeleteTrial(trial=trial.name))
+        else:
+            actions.extend(launches.clear(trial))
+    return actions
+
+
+def rejected(
+    observed: Observed,
+    run: str | None,
+    now: float,
+    reason: str,
+    message: str,
+    answers: list[Gate],
+) -> Decision:
+    """Refuse a run for good, before any pod."""
+    return Decision(
+        actions=unwanted(observed, None),
+        report=Report(
+            run_id=run,
+            stage="Ended",
+            started_at=launches.rfc3339(now),
+            ended_at=launches.rfc3339(now),
+            outcome="Rejected",
+            reason=reason,
+            message=message if run is None else f"{message} ({_how_to_retry(observed)})",
+            gates=answers,
+            superseded=_superseded(observed, run, now),
+        ),
+    )
+
+
+def _how_to_retry(observed: Observed) -> str:
+    schedule = observed.schedule
+    return (
+        f"after a change outside this object, start again with: kubectl annotate specschedule "
+        f"{schedule.name} -n {schedule.namespace} specschedule.dev/retry={schedule.retry + 1} "
+        "--overwrite"
+    )
+
+
+def _superseded(observed: Observed, run: str | None, now: float) -> dict[str, Any] | None:
+    """Return the history entry of the run in status that this one replaces."""
+    status = observed.schedule.status
+    before = status.get("runId")
+    if not before or before == run:
+        return None
+    ended = status.get("outcome")
+    entry = {
+        "runId": before,
+        "outcome": ended or "Superseded",
+        "reason": status.get("reason") if ended else "SpecChanged",
+        "startedAt": status.get("startedAt"),
+        "endedAt": status.get("endedAt") or launches.rfc3339(now),
+        "recommendation": status.get("recommendation"),
+    }
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+class Run:
+    """One look at a run that is not over. Holds what every step of the decision needs."""
+
+    def __init__(
+        self,
+        observed: Observed,
+        spec: Spec,
+        run: str,
+        now: float,
+        matrix: Sequence[gates.MatrixRow],
+    ) -> None:
+        self.observed = observed
+        self.spec = spec
+        self.run = run
+        self.now = now
+        self.matrix = matrix
+        self.trials = sorted(
+            (t for t in observed.trials if t.spec.run_id == run), key=lambda t: t.spec.launch
+        )
+        self.started_at = self._started_at()
+        self.answers: list[Gate] = []
+        self.cost: Cost | None = None
+        self.arms: list[Arm] = []
+
+    def _started_at(self) -> float:
+        status = self.observed.schedule.status
+        if status.get("runId") == self.run and status.get("startedAt"):
+            return _unix(status["startedAt"])
+        started = [t.status.started_at for t in self.trials if t.status.started_at]
+        return _unix(min(started)) if started else self.now
+
+    def decide(self) -> Decision:
+        """Go through the stages in order; the first that is not over answers."""
+        target = self.observed.target
+        if isinstance(target, Unreadable):
+            if self.trials:
+                return self._finish("Aborted", target.reason, f"in mid-run: {target.message}")
+            return self._hold_or_expire("Preflight", target.reason, target.message)
+        if self.trials:
+            changed = self._target_changed(target, self.trials[0].spec)
+            if changed is not None:
+                return self._finish("Aborted", "TargetChanged", changed)
+        if not isinstance(target.server, Unreadable):
+            target = target.model_copy(update={"server": self._incumbent(target.server)})
+        self.answers = gates.before_pods(self.spec, target, matrix=self.matrix)
+        refused = gates.refused(self.answers)
+        if refused is not None and not self.trials:
+            return self._reject(refused)
+        if isinstance(target.server, Unreadable):
+            return self._finish("Aborted", target.server.reason, target.server.message)
+        if self.observed.metrics.url is None:
+            return rejected(
+                self.observed,
+                self.run,
+                self.now,
+                "PrometheusNotConfigured",
+                "spec.prometheus.url is not set and the operator has no default: goodput cannot be "
+                "read; set it to the base URL of the Prometheus that scrapes this namespace",
+                self.answers,
+            )
+        if self.observed.other_run is not None:
+            return self._hold_or_expire(
+                "Preflight",
+                "TargetBusy",
+                f"SpecSchedule {self.observed.other_run} is running on the same target and came "
+                "first; this one waits",
+            )
+        if self.observed.prompts is not None:
+            missing = self.observed.prompts
+            return self._hold_or_expire("Preflight", missing.reason, missing.message)
+        server = target.server
+        try:
+            self.arms = arms(self.spec, server)
+        except ScheduleError as error:
+            return self._reject(fails("schedule", error.reason, error.message))
+        self.cost = plan.cost(
+            self.spec,
+            self.arms,
+            boot_seconds=target.boot_seconds,
+            gpus=target.gpus,
+            done=[as_launch(t) for t in self.trials],
+        )
+        return self._measure(target, server)
+
+    def _reject(self, refused: Gate) -> Decision:
+        return rejected(
+            self.observed, self.run, self.now, refused.reason, refused.message, self.answers
+        )
+
+    def _incumbent(self, server: ServerFacts) -> ServerFacts:
+        """Return the server as it was when the run began."""
+        if not self.trials:
+            return server
+        first = self.trials[0].spec
+        return server.model_copy(
+            update={"speculative": first.incumbent, "arguments": first.incumbent_arguments}
+        )
+
+    def _target_changed(self, target: TargetFacts, first: TrialSpec) -> str | None:
+        """Say how the target differs from what the run began with; evidence is void then."""
+        if target.template_hash != first.template_hash:
+            return "the target's pod template changed during the run: its evidence is void"
+        if isinstance(target.server, Unreadable):
+            return target.server.message
+        if target.server.arguments == first.incumbent_arguments:
+            return None
+        if self._serves_a_candidate(target.server):
+            return None
+        return CHANGED_BY_OTHERS
+
+    def _serves_a_candidate(self, server: ServerFacts) -> bool:
+        """Say whether a promotion of ours, whose record was lost with the status, is in force."""
+        return may_write(self.observed, self.spec, self.run) and any(
+            t.spec.arm.startswith("candidate-") and t.spec.speculative == server.speculative
+            for t in self.trials
+        )
+
+    def _measure(self, target: TargetFacts, server: ServerFacts) -> Decision:
+        open_trials = [t for t in self.trials if not launches.ended(t)]
+        if open_trials and self._overspent(target):
+            spent = plan.Finished(reason="BudgetExhausted", message=self._spent())
+            return self._conclude(target, server, spent)
+        if self._expired() and open_trials:
+            return self._expire()
+        disagreeing = [t for t in self.trials if t.status.check not in (None, launches.AGREES)]
+        if disagreeing:
+            return self._finish("Inconclusive", "MetricsDisagree", disagreeing[0].status.check)
+        steps = [
+            launches.next_step(t, self.observed.metrics, gpus=target.gpus, now=self.now)
+            for t in open_trials
+        ]
+        following = plan.next_launches(
+            self.spec, self.arms, [_record(t) for t in self.trials], run=self.run
+        )
+        slots: list[Slot] = []
+        if isinstance(following, Start):
+            free = self.spec.experiment.parallelism - len(open_trials)
+            slots = following.slots[: max(0, free)]
+        actions: list[Action] = [*unwanted(self.observed, self.run)]
+        for trial in self.trials:
+            if launches.ended(trial):
+                actions.extend(launches.clear(trial))
+        for step in steps:
+            actions.extend(step.actions)
+        if slots and self._budget_is_spent(target):
+            following = plan.Finished(reason="BudgetExhausted", message=self._spent())
+            slots = []
+        if isinstance(following, plan.Finished) and not open_trials:
+            return self._conclude(target, server, following)
+        if slots and self._expired():
+            return self._expire()
+        if slots and self.trials and self._target_serves_otherwise():
+            return self._finish("Aborted", "TargetChanged", CHANGED_BY_OTHERS)
+        held = next((s for s in steps if s.held), None)
+        if slots and not self.observed.metrics.available:
+            metrics = self.observed.metrics
+            return self._hold_or_expire(
+                "Measuring",
+                "MetricsUnavailable",
+                f"Prometheus at {metrics.url} cannot be asked: {metrics.message}",
+                actions,
+            )
+        actions.extend(self._create(slot, target, server) for slot in slots)
+        said = held or (steps[0] if steps else None)
+        report = self._report(
+            stage="Measuring",
+            reason=said.waiting if said else "Launching",
+            message=said.message if said else f"launching {slots[0].arm}",
+            held=held is not None,
+        )
+        again = HELD_LOOK_S if held else (0.0 if slots else LOOK_S)
+        return Decision(actions=actions, report=report, look_again_in=again)
+
+    def _create(self, slot: Slot, target: TargetFacts, server: ServerFacts) -> CreateTrial:
+        arm = next(a for a in self.arms if a.name == slot.arm)
+        load = self.spec.load
+        visit = Visit(
+            run=self.run,
+            arm=slot.arm,
+            launch=slot.launch,
+            round=slot.round,
+            url="http://pending",
+            windows=slot.windows,
+            slo=self.spec.slo,
+            prompt_tokens=load.prompt_tokens,
+            output_tokens=load.output_tokens,
+            sampling=load.sampling,
+            prefix_cache=load.prefix_cache,
+            endpoint=load.endpoint,
+            max_send_lag=load.max_send_lag,
+        )
+        return CreateTrial(
+            name=trial_name(self.observed.schedule.name, self.run, slot.arm, slot.launch),
+            spec=TrialSpec(
+                run_id=self.run,
+                arm=slot.arm,
+                launch=slot.launch,
+                round=slot.round,
+                position=slot.position,
+                attempt=slot.attempt,
+                schedule=arm.schedule,
+                speculative=arm.speculative,
+                unchanged=arm.unchanged,
+                visit=visit,
+                template_hash=target.template_hash,
+                incumbent=server.speculative,
+                incumbent_arguments=server.arguments,
+                bar_digest=self.spec.bar.digest(),
+            ),
+        )
+
+    def _conclude(
+        self, target: TargetFacts, server: ServerFacts, finished: plan.Finished
+    ) -> Decision:
+        evidence = [as_launch(t) for t in self.trials]
+        self.answers = _merge(self.answers, gates.between_arms(self.spec, evidence, server))
+        judgement = judge.judge(self.spec, evidence, server=server)
+        if finished.reason == "BudgetExhausted" and judgement.outcome == "Inconclusive":
+            return self._finish("Inconclusive", finished.reason, finished.message, judgement)
+        blocking = gates.blocking(self.answers)
+        better = next((v for v in judgement.verdicts if v.verdict == "Better"), None)
+        if better is None:
+            return self._finish(judgement.outcome, judgement.reason, judgement.message, judgement)
+        if blocking is not None:
+            outcome = "NotPromoted" if blocking.answer == "Fail" else "Inconclusive"
+            return self._finish(outcome, blocking.reason, blocking.message, judgement)
+        return self._better(target, server, better, judgement)
+
+    def _better(
+        self,
+        target: TargetFacts,
+        server: ServerFacts,
+        better: judge.Verdict,
+        judgement: Judgement,
+    ) -> Decision:
+        arm = next(a for a in self.arms if a.name == f"candidate-{better.candidate}")
+        if self.spec.mode is Mode.PROPOSE:
+            return self._finish("Proposed", better.reason, better.message, judgement)
+        if not may_write(self.observed, self.spec, self.run):
+            report = self._report(
+                stage="AwaitingApproval",
+                reason="AwaitingApproval",
+                message=(
+                    f"{better.message}; to promote it: kubectl annotate specschedule "
+                    f"{self.observed.schedule.name} -n {self.observed.schedule.namespace} "
+                    f"specschedule.dev/approve={self.run}"
+                ),
+                judgement=judgement,
+            )
+            return Decision(report=report, look_again_in=WAITING_LOOK_S)
+        promotion = Promotion(
+            candidate=better.candidate,
+            target=self.spec.target.name,
+            speculative=arm.speculative,
+            previous=server.speculative,
+            previous_arguments=server.arguments,
+            field=server.arguments_field,
+            template_hash=target.template_hash,
+            started_at=self.now,
+        )
+        report = self._report(
+            stage="Promoting",
+            reason="RollingOut",
+            message=better.message,
+            judgement=judgement,
+            promotion=promotion,
+        )
+        return Decision(report=report, look_again_in=0.0)
+
+    def _expired(self) -> bool:
+        return self.now - self.started_at > self.spec.experiment.deadline
+
+    def _expire(self) -> Decision:
+        last = self.observed.schedule.status.get("message") or "nothing was measured"
+        reason = self.observed.schedule.status.get("reason") or "DeadlineExceeded"
+        if reason not in ("MetricsUnavailable", "Unschedulable", "Refused", "TargetNotFound"):
+            reason = "DeadlineExceeded"
+        return self._finish(
+            "Inconclusive",
+            reason,
+            f"not decided within experiment.deadline ({self.spec.experiment.deadline:.0f} s); "
+            f"last: {last}",
+        )
+
+    def _hold_or_expire(
+        self, stage: str, reason: str, message: str, actions: Sequence[Action] = ()
+    ) -> Decision:
+        if self._expired():
+            return self._expire()
+        report = self._report(stage=stage, reason=reason, message=message, held=True)
+        return Decision(actions=list(actions), report=report, look_again_in=HELD_LOOK_S)
+
+    def _gpu_seconds(self, trial: TrialFacts, gpus: int) -> float:
+        if trial.status.gpu_seconds is not None:
+            return trial.status.gpu_seconds
+        return gpus * (self.now - trial.pod.created_at) if trial.pod else 0.0
+
+    def _target_serves_otherwise(self) -> bool:
+        target = self.observed.target
+        return (
+            isinstance(target, TargetFacts)
+            and isinstance(target.server, ServerFacts)
+            and target.server.arguments != self.trials[0].spec.incumbent_arguments
+        )
+
+    def _overspent(self, target: TargetFacts) -> bool:
+        limit = self.spec.experiment.budget.gpu_hours
+        held = sum(self._gpu_seconds(trial, target.gpus) for trial in self.trials)
+        return limit is not None and held / 3600 > limit
+
+    def _budget_is_spent(self, target: TargetFacts) -> bool:
+        """Say whether one more launch would break the budget."""
+        assert self.cost is not None
+        held = sum(self._gpu_seconds(trial, target.gpus) for trial in self.trials)
+        left = plan.budget_left(self.spec, self.cost, gpu_seconds=held)
+        return left.launches is not None and left.launches < 1
+
+    def _spent(self) -> str:
+        return f"experiment.budget.gpuHours ({self.spec.experiment.budget.gpu_hours:g}) is used up"
+
+    def _finish(
+        self,
+        outcome: str,
+        reason: str,
+        message: str | None,
+        judgement: Judgement | None = None,
+    ) -> Decision:
+        actions = [*unwanted(self.observed, self.run)]
+        for trial in self.trials:
+            actions.extend(launches.clear(trial))
+        report = self._report(
+            stage="Ended",
+            reason=reason,
+            message=message or "",
+            outcome=outcome,
+            ended_at=launches.rfc3339(self.now),
+            judgement=judgement,
+        )
+        return Decision(actions=actions, report=report, look_again_in=LOOK_S)
+
+    def _report(self, *, stage: str, reason: str, message: str, **more: Any) -> Report:
+        judgement: Judgement | None = more.get("judgement")
+        over = [t for t in self.trials if launches.ended(t)]
+        planned = self.cost.launches if self.cost else 0
+        return Report(
+            run_id=self.run,
+            stage=stage,
+            started_at=launches.rfc3339(self.started_at),
+            reason=reason,
+            message=message,
+            plan=self.cost,
+            progress={"launchesDone": len(over), "launchesPlanned": max(planned, len(over))},
+            arms=arm_summary(self.trials),
+            gates=self.answers,
+            recommendation=judgement.recommendation if judgement else None,
+            superseded=_superseded(self.observed, self.run, self.now),
+            **more,
+        )
+
+
+def _merge(before: Sequence[Gate], after: Sequence[Gate]) -> list[Gate]:
+    """Answer each gate once; what the running arms say replaces what was unknown before."""
+    answered = {gate.gate for gate in after}
+    return [gate for gate in before if gate.gate not in answered] + list(after)
+
+
+def _record(trial: TrialFacts) -> LaunchRecord:
+    return LaunchRecord(**dict(as_launch(trial)), over=launches.ended(trial))
+
+
+def _unix(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
