@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup check generate test demo demo-down fuzz bench-core bench-load bench-judge lock
+.PHONY: help setup check generate test demo demo-down fuzz bench-core bench-load bench-judge bench-tuner lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench-core: setup ## Time of the schedule language and of a preflight
 
 bench-load: setup ## Accuracy and cost of the load generator
 	python tests/bench/bench_load.py
+
+bench-tuner: setup ## Regret and cost of the tuner, in virtual time
+	python tests/bench/bench_tuner.py
 
 bench-judge: setup ## False promotions and power of the judge, in virtual time
 	python tests/bench/bench_judge.py
