@@ -27,6 +27,8 @@ def step(what: str, *command: str) -> None:
 def main() -> int:
     """Prepare, test, clean up."""
     os.environ.setdefault("SPECSCHEDULE_CLUSTER_STATE", str(ROOT / ".cluster-test"))
+    os.environ["SPECSCHEDULE_TIERS"] = "all"
+    step("what an interrupted run left", "hack/cluster", "down")
     step("cluster programs", "hack/cluster", "build")
     step("images", "hack/image", "build")
     step("vLLM on CPU and its model pair", "hack/vllm", "setup")
