@@ -62,6 +62,7 @@ def cell(at, planned, *, per_draft=None, share=0.6, **more):
         "offered": 20,
         "completed": 20,
         "outputTokens": 4000,
+        "engineOutputTokens": 4000,
         "drafts": drafts,
         "draftTokens": tokens,
         "acceptedTokens": round(tokens * share),
@@ -405,3 +406,117 @@ def test_an_override_is_shown_beside_the_answer():
 
 def test_two_receipts_tell_what_differs():
     assert differences(receipt(), receipt(gpu="A100", node="n")) == {"gpu": ("H100", "A100")}
+
+
+def test_without_a_counted_launch_of_none_nothing_is_promoted():
+    failed = launch("none", [], failed="OutOfMemory at start-up")
+    for missing in (None, failed, launch("none", [], void="preempted"), launch("none", [])):
+        found = answer("noneMeasured", arms(none=missing))
+        assert (found.answer, found.reason) == ("Unknown", "NoneNotMeasured")
+    assert "OutOfMemory at start-up" in answer("noneMeasured", arms(none=failed)).message
+    override = {"overrides": [{"gate": "noneMeasured", "reason": "known to be slower"}]}
+    found = answer("noneMeasured", arms(none=None), spec(policy=override))
+    assert (found.answer, found.reason) == ("Pass", "Overridden")
+
+
+PARTIAL = {
+    "no draft counters at one point": cell(8, 1, drafts=None),
+    "no planned tokens at one point": cell(8, None, per_draft=1),
+}
+
+
+@pytest.mark.parametrize("window", PARTIAL.values(), ids=PARTIAL.keys())
+def test_draft_counters_at_some_points_only_do_not_pass(window):
+    found = answer("scheduleInEffect", candidate(cell(1, 5), window))
+    assert (found.answer, found.reason) == ("Unknown", "NoDraftCounters")
+    assert "candidate-card launch 1 at 8 in flight" in found.message
+    elsewhere = {"bar": {"improve": [{"by": "15%", "at": [1]}]}}
+    found = answer("scheduleInEffect", candidate(cell(1, 5), window), spec(**elsewhere))
+    assert found.answer == "Pass"
+
+
+def test_a_k_that_varies_by_context_is_a_reason_for_no_planned_tokens():
+    rows = [
+        [1, 2, 1, 2000, 5],
+        [1, 2, 2001, 9999, 5],
+        [3, 16, 1, 2000, 1],
+        [3, 16, 2001, 9999, 5],
+    ]
+    found = answer(
+        "scheduleInEffect", candidate(cell(1, 5), cell(8, None, per_draft=3), schedule=rows)
+    )
+    assert (found.answer, found.reason) == ("Pass", "HoldsWithNotes")
+    assert "at 8 in flight: K varies by context" in found.message
+
+
+def test_prefix_counters_at_some_points_only_do_not_pass():
+    found = answer("prefixCache", candidate(cell(1, 5), cell(8, 1, prefixCache=None)))
+    assert (found.answer, found.reason) == ("Unknown", "NoPrefixCounters")
+    assert "candidate-card launch 1 at 8 in flight" in found.message
+
+
+OUTPUT = {
+    "alike": (4000, "Pass", "Holds"),
+    "within a twentieth": (4200, "Pass", "Holds"),
+    "another client on the server": (5000, "Fail", "EngineCountersDisagree"),
+    "answers that the engine never gave": (3000, "Fail", "EngineCountersDisagree"),
+}
+
+
+@pytest.mark.parametrize(("generated", "verdict", "reason"), OUTPUT.values(), ids=OUTPUT.keys())
+def test_tokens_received_are_held_against_the_engines_own_count(generated, verdict, reason):
+    found = answer(
+        "engineCounters", candidate(cell(1, 5), cell(8, 1, engineOutputTokens=generated))
+    )
+    assert (found.answer, found.reason) == (verdict, reason)
+    assert (
+        verdict == "Pass" or "candidate-card launch 1 at 8 in flight, cell hold8" in found.message
+    )
+
+
+def test_tokens_in_flight_at_the_edges_of_a_short_window_may_differ():
+    short = cell(8, 1, outputTokens=200, engineOutputTokens=224)
+    assert answer("engineCounters", candidate(cell(1, 5), short)).answer == "Pass"
+    beyond = cell(8, 1, outputTokens=200, engineOutputTokens=225)
+    assert answer("engineCounters", candidate(cell(1, 5), beyond)).answer == "Fail"
+
+
+def test_time_in_which_the_load_was_not_as_planned_explains_its_share():
+    some = {"outputTokens": 3600, "engineOutputTokens": 4000}
+    explained = candidate(cell(1, 5), cell(8, 1, inFlightExact=0.9, **some))
+    assert answer("engineCounters", explained).answer == "Pass"
+    exact = candidate(cell(1, 5), cell(8, 1, inFlightExact=1.0, **some))
+    assert answer("engineCounters", exact).answer == "Fail"
+
+
+def test_an_arm_without_the_engines_own_count_is_unknown():
+    silent = candidate(cell(1, 5, engineOutputTokens=None), cell(8, 1, engineOutputTokens=None))
+    found = answer("engineCounters", silent)
+    assert (found.answer, found.reason) == ("Unknown", "NoEngineCounters")
+    assert "candidate-card" in found.message
+
+
+NEAR = {
+    "mean 3.4 at 2 clients": ([[1, 2, 4], [3, 16, 0]], 2, 4, 3.4, "HoldsWithNotes"),
+    "another K in most drafts": ([[1, 2, 5], [3, 16, 1]], 2, 5, 2.9, "DraftsShort"),
+    "the neighbour's K throughout": ([[1, 2, 5], [3, 16, 1]], 2, 5, 1.0, "DraftsShort"),
+    "the higher neighbour's K throughout": ([[1, 2, 5], [3, 16, 1]], 3, 1, 5.0, "NotLimited"),
+    "some drafts at the higher K": ([[1, 2, 5], [3, 16, 1]], 3, 1, 2.5, "HoldsWithNotes"),
+    "a K=0 band that drafts throughout": ([[1, 2, 4], [3, 16, 0]], 3, 0, 4.0, "NotLimited"),
+}
+
+
+@pytest.mark.parametrize(("rows", "at", "k", "mean", "reason"), NEAR.values(), ids=NEAR.keys())
+def test_a_neighbouring_k_explains_fewer_than_half_of_the_drafts(rows, at, k, mean, reason):
+    window = cell(at, k, per_draft=mean)
+    filled = [cell(point, rows[0][2] if point == 1 else rows[1][2]) for point in (1, 8)]
+    found = answer("scheduleInEffect", candidate(*filled, window, schedule=rows))
+    assert found.reason == reason
+    assert found.answer == ("Pass" if reason == "HoldsWithNotes" else "Fail")
+
+
+def test_a_few_drafts_in_a_band_of_k0_are_noted():
+    few = cell(3, 0, drafts=400, draftTokens=1600, acceptedTokens=960)
+    rows = [[1, 2, 4], [3, 16, 0]]
+    found = answer("scheduleInEffect", candidate(cell(1, 4), cell(8, 0), few, schedule=rows))
+    assert (found.answer, found.reason) == ("Pass", "HoldsWithNotes")

@@ -4,9 +4,9 @@ Counters alone cannot show what a step with K=0 costs: the drafter may still run
 band is judged against the arm ``none``, so a run without one leaves it Unknown.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from specschedule.core.compare import NONE
+from specschedule.core.compare import NONE, requirements
 from specschedule.core.evidence import Cell, Launch
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
 from specschedule.core.observed import ServerFacts
@@ -17,15 +17,20 @@ from specschedule.core.spec import Spec
 TOKENS_TOLERANCE = 0.25
 """How far mean draft tokens per draft may be from the plan, in tokens and as a share of it."""
 
+MOSTLY = 0.5
+"""Share of drafts from which on another K than the planned one is in effect."""
+
 HITS_UNIQUE = 0.1
 """Share of prompt tokens found in the prefix cache beyond which prompts were not unique."""
 
 HITS_APART = 0.1
 """Arms whose prefix-cache hit shares differ by more are not comparable."""
 
+OUTPUT_TOLERANCE = 0.05
+"""How far the tokens received may be from the tokens the engine says it generated."""
+
 _REQUESTS_SHORT = 2
 """A held load may be short of this many requests for a step while one ends and one begins."""
-
 
 STATE_LOST = 0.5
 """Acceptance that falls below this share of itself after steps with K=0 is drafter state lost."""
@@ -36,8 +41,42 @@ def counted_cells(launch: Launch) -> Iterable[Cell]:
     return (cell for cell in launch.cells if cell.void is None)
 
 
-def schedule_in_effect(drafting: Sequence[Launch], server: ServerFacts, *, has_none: bool) -> Gate:
-    """Hold drafted tokens against the plan at every load that was measured."""
+def held(launches: Sequence[Launch], points: Collection[int]) -> Iterator[tuple[Launch, Cell, str]]:
+    """Yield the counted windows that hold one of some load points, and where each was measured."""
+    for each in launches:
+        for cell in counted_cells(each):
+            at = cell.profile.concurrency
+            if cell.profile.kind == "hold" and at in points:
+                yield each, cell, f"{each.arm} launch {each.launch} at {at} in flight"
+
+
+def none_measured(launches: Sequence[Launch], without: Sequence[Launch]) -> Gate:
+    """Require the control without speculation.
+
+    Args:
+        launches: Every launch of the run.
+        without: Launches that count and run without speculation.
+    """
+    gate = "noneMeasured"
+    windows = sum(1 for each in without for _ in counted_cells(each))
+    if windows:
+        return passes(gate, f"{windows} windows without speculation count")
+    faults = [each.failed or each.void for each in launches if each.arm == NONE]
+    why = "; ".join(fault for fault in faults if fault) or "it was not measured"
+    return unknown(
+        gate,
+        "NoneNotMeasured",
+        f"no launch of {NONE} counts ({why}): whether speculation pays at all is not known",
+    )
+
+
+def schedule_in_effect(
+    spec: Spec, drafting: Sequence[Launch], server: ServerFacts, *, has_none: bool
+) -> Gate:
+    """Hold drafted tokens against the plan at every load that was measured.
+
+    Every counted window at a load point that the bar names must have draft counters.
+    """
     gate = "scheduleInEffect"
     disabled = [
         f"{each.arm}: {text}"
@@ -84,11 +123,33 @@ def schedule_in_effect(drafting: Sequence[Launch], server: ServerFacts, *, has_n
             "NoDraftCounters",
             f"no counted window of {', '.join(unseen)} has the engine's draft counters",
         )
+    varying: set[str] = set()
+    for each, cell, where in held(drafting, _named_points(spec)):
+        if cell.drafts is None or cell.draft_tokens is None:
+            lacking = "has no draft counters"
+        elif cell.tokens is not None:
+            continue
+        elif _by_context(each):
+            varying.add(f"{each.arm} at {cell.profile.concurrency} in flight: K varies by context")
+            continue
+        else:
+            lacking = "does not say how many tokens were planned"
+        return unknown(gate, "NoDraftCounters", f"a counted window of {where} {lacking}")
+    notes |= varying
     told = "; ".join(
         f"{arm} K={','.join(str(k) for k in sorted(ks, reverse=True))}" for arm, ks in seen.items()
     )
     said = "; ".join([f"draft tokens per draft follow the plan: {told}", *sorted(notes)])
     return passes(gate, said, "HoldsWithNotes" if notes else "Holds")
+
+
+def _named_points(spec: Spec) -> set[int]:
+    """Return the load points that the bar names; a requirement that names none means all."""
+    return {at for asked in requirements(spec.bar) for at in asked.at or spec.load.points}
+
+
+def _by_context(launch: Launch) -> bool:
+    return any(len(row) == 5 for row in launch.schedule or [])
 
 
 def _other_schedule(launch: Launch, server: ServerFacts) -> bool:
@@ -110,7 +171,8 @@ def _other_schedule(launch: Launch, server: ServerFacts) -> bool:
 def _drafted(launch: Launch, cell: Cell, server: ServerFacts) -> tuple[str, str]:
     """Compare drafted tokens with the plan: a reason and a sentence, both empty when they agree.
 
-    "Near" means that a neighbouring batch size explains the difference.
+    "Near" means that a neighbouring batch size explains the difference, with fewer than half of
+    the drafts: otherwise it is the neighbour's K that is in effect here.
     """
     planned, drafts, tokens = cell.tokens or 0, cell.drafts or 0, cell.draft_tokens or 0
     at = cell.profile.concurrency
@@ -122,7 +184,9 @@ def _drafted(launch: Launch, cell: Cell, server: ServerFacts) -> tuple[str, str]
         output = cell.engine_output_tokens or cell.output_tokens or 0
         if not tokens or (output and tokens / output <= TOKENS_TOLERANCE):
             return "", ""
-        if neighbours - {0}:
+        # A step without a draft gives one token, so this is the share of steps that drafted.
+        without_accepted = output - (cell.accepted_tokens or 0)
+        if neighbours - {0} and drafts < MOSTLY * without_accepted:
             return "Near", f"{where}: some steps had another batch size and drafted {tokens} tokens"
         return (
             "NotLimited",
@@ -135,8 +199,9 @@ def _drafted(launch: Launch, cell: Cell, server: ServerFacts) -> tuple[str, str]
         )
     if abs(per_draft - planned) <= max(TOKENS_TOLERANCE, TOKENS_TOLERANCE * planned / 2):
         return "", ""
-    low, high = min({planned, *neighbours}), max({planned, *neighbours})
-    if low - TOKENS_TOLERANCE <= per_draft <= high + TOKENS_TOLERANCE and low != high:
+    beside = [k for k in neighbours if (k > planned) == (per_draft > planned) and k != planned]
+    nearest = min(beside, key=lambda k: abs(k - planned), default=planned)
+    if abs(per_draft - planned) < MOSTLY * abs(nearest - planned):
         return (
             "Near",
             f"{where}: {per_draft:.2f} tokens a draft where {planned} are planned, as prefills "
@@ -248,6 +313,13 @@ def prefix_cache(spec: Spec, counted: Sequence[Launch]) -> Gate:
             "NoPrefixCounters",
             f"no counted window of {', '.join(sorted(set(silent)))} has prefix-cache counters",
         )
+    for _, cell, where in held(counted, spec.load.points):
+        if cell.prefix_cache is None:
+            return unknown(
+                gate,
+                "NoPrefixCounters",
+                f"a counted window of {where} has no prefix-cache counters",
+            )
     said = ", ".join(f"{arm} {share:.0%}" for arm, share in shares.items())
     if max(shares.values()) - min(shares.values()) > HITS_APART:
         return fails(
@@ -290,6 +362,52 @@ def preemptions(counted: Sequence[Launch]) -> Gate:
             gate, "NotRead", f"preemptions of {', '.join(silent) or 'every arm'} were not read"
         )
     return passes(gate, f"no request was preempted in {len(cells)} windows")
+
+
+def engine_counters(spec: Spec, counted: Sequence[Launch]) -> Gate:
+    """Hold the tokens that were received against those that the engine says it generated."""
+    gate = "engineCounters"
+    seen: set[str] = set()
+    windows = 0
+    apart: list[str] = []
+    for each, cell, where in held(counted, spec.load.points):
+        received, generated = cell.output_tokens, cell.engine_output_tokens
+        if received is None or generated is None:
+            continue
+        seen.add(each.arm)
+        windows += 1
+        at = cell.profile.concurrency or 0
+        planned = cell.tokens if cell.tokens is not None else _largest(each)
+        in_flight = at * (planned + 1) + at
+        # Tokens are received while the load is as planned; the engine counts all the time.
+        not_exact = 0.0 if cell.in_flight_exact is None else 1.0 - cell.in_flight_exact
+        allowed = max(OUTPUT_TOLERANCE, not_exact) * generated
+        if abs(received - generated) > max(allowed, in_flight):
+            apart.append(
+                f"{where}, cell {cell.cell}: {received} tokens were received, the engine counts "
+                f"{generated}"
+            )
+    if apart:
+        return fails(
+            gate,
+            "EngineCountersDisagree",
+            f"{'; '.join(apart)}: something else used the server, or answers were lost",
+        )
+    silent = sorted({each.arm for each in counted} - seen)
+    if silent:
+        return unknown(
+            gate,
+            "NoEngineCounters",
+            f"no counted window of {', '.join(silent)} has both the tokens received and the "
+            "engine's own count",
+        )
+    return passes(gate, f"tokens received are those the engine generated in {windows} windows")
+
+
+def _largest(launch: Launch) -> int:
+    """Return the most tokens that a launch drafts, as far as it is known."""
+    rows = [row[-1] for row in launch.schedule or []]
+    return max([launch.receipt.num_speculative_tokens or 0, *rows])
 
 
 def output_equivalence(counted: Sequence[Launch]) -> Gate:

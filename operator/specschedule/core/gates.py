@@ -27,6 +27,7 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
         return [unknown("launches", "NoLaunch", "no launch of any arm counts")]
     silent = {NONE, INCUMBENT, TWIN} if server.speculative is None else {NONE}
     drafting = [each for each in counted if each.arm not in silent]
+    without = [each for each in counted if each.arm in silent]
     if not drafting:
         return [unknown("launches", "NoLaunch", "no launch of a drafting arm counts")]
     answers = [
@@ -45,13 +46,15 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
         receipts.kv_cache(counted),
         receipts.log_level(counted),
         receipts.caches(counted),
+        counters.none_measured(launches, without),
         counters.schedule_in_effect(
-            drafting, server, has_none=any(each.arm == NONE for each in counted)
+            spec, drafting, server, has_none=any(each.arm == NONE for each in counted)
         ),
         counters.acceptance(spec, drafting),
         counters.drafter_state(drafting),
         counters.prefix_cache(spec, counted),
         counters.preemptions(counted),
+        counters.engine_counters(spec, counted),
         counters.output_equivalence(counted),
     ]
     return overridden(spec, answers)
