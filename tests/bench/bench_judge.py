@@ -155,8 +155,8 @@ def launch(arm: str, number: int, round_: int, position: int, windows: Floats) -
             round=round_,
             profile=Profile.model_construct(kind="hold", concurrency=POINT),
             window_seconds=1.0,
-            offered=1000,
-            completed=1000,
+            offered=100_000,
+            completed=100_000,
             good=1000 * exp(value),
             tokens=None,
         )

@@ -46,8 +46,8 @@ def cell(
         "cell": f"hold{point}-{detail or 'mixed'}-{more.get('seed', 0)}",
         "profile": {"kind": "hold", "concurrency": point},
         "windowSeconds": WINDOW_SECONDS,
-        "offered": 100000,
-        "completed": 100000,
+        "offered": 10_000_000,
+        "completed": 10_000_000,
     }
     if isinstance(detail, str):
         plain["category"] = detail

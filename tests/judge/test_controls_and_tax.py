@@ -229,3 +229,15 @@ def test_an_incumbent_of_fixed_k_is_the_static_control_of_that_k() -> None:
     assert [(tax.what, tax.change) for tax in run.judge().tax] == [
         ("dynamicPath", pytest.approx(-0.1))
     ]
+
+
+def test_a_control_that_cannot_be_compared_holds_the_verdict() -> None:
+    run = Run(spec_of(points=(1, 8, 16), improve=AT_8))
+    for number in (1, 2, 3):
+        run.add("incumbent", number, [cell(1, 0.0), cell(8, 60.0), cell(16, 70.0)])
+        run.add("candidate-card", number, [cell(1, 0.0), cell(8, 90.0), cell(16, 100.0)])
+    run.add("none", 3, [cell(1, 40.0), cell(8, 0.0), cell(16, 90.0)])
+    answer = run.judge()
+    assert (answer.outcome, answer.reason) == ("Inconclusive", "ControlIncomparable")
+    assert answer.verdicts[0].controls[0].change is None
+    assert "none cannot be compared" in answer.message

@@ -170,7 +170,7 @@ def test_smaller_latencies_are_better_and_shares_are_of_the_latency() -> None:
             quantiles = {"tpotMs": {"p50": tpot}, "ttftMs": {"p99": ttft}}
             run.add(arm, number, [cell(8, 10.0, **quantiles)])
     bars = run.judge().verdicts[0].bars
-    assert [(bar.answer, bar.change) for bar in bars] == [
+    assert [(bar.answer, bar.change) for bar in bars if bar.kind != "elsewhere"] == [
         ("Met", pytest.approx(0.2)),
         ("Met", pytest.approx(-0.05)),
     ]
@@ -192,3 +192,46 @@ def test_windows_of_one_launch_are_one_value() -> None:
     run.add("incumbent", 1, [cell(8, 100.0, seed=seed) for seed in range(10)])
     run.add("candidate-card", 1, windows)
     assert run.judge().verdicts[0].reason == "TooFewPairs"
+
+
+@pytest.mark.parametrize("rule", ["EveryPair", "Sequential"])
+@pytest.mark.parametrize(("gain", "outcome"), [(0.02, "Inconclusive"), (0.05, "Promoted")])
+def test_an_improvement_never_asks_for_less_than_the_smallest_effect(
+    rule: str, gain: float, outcome: str
+) -> None:
+    run = Run(spec_of(points=(8,), improve=[{"at": [8], "by": "1%"}], bar={"rule": rule}))
+    for number in range(1, 31):
+        order = [("incumbent", 500.0), ("candidate-card", 500.0 * (1 + gain))]
+        for arm, level in order if number % 2 else order[::-1]:
+            run.add(arm, number, [cell(8, level * (1 + 0.001 * (number % 3)))])
+    answer = run.judge()
+    bar = answer.verdicts[0].bars[0]
+    assert bar.required == 0.03
+    assert "bar.minEffect; by is 1.0%" in bar.message
+    assert (answer.outcome == "Promoted") == (outcome == "Promoted")
+
+
+def test_a_protected_decode_rate_leaves_goodput_protected_at_that_point() -> None:
+    protect = [{"metric": "decodeRate", "at": [1], "within": "3%"}]
+    run = Run(spec_of(points=(1, 8), improve=AT_8, protect=protect))
+    for number in (1, 2, 3):
+        run.add("incumbent", number, [cell(1, 20.0, decode=60.0), cell(8, 100.0)])
+        run.add("candidate-card", number, [cell(1, 0.0, decode=60.0), cell(8, 130.0)])
+    verdict = run.judge().verdicts[0]
+    assert (verdict.verdict, verdict.reason) == ("Worse", "BandCollapsed")
+    assert "goodput at 1" in verdict.message
+
+
+def test_windows_whose_counts_contradict_each_other_do_not_count() -> None:
+    for claim in ({"good": 101}, {"failed": 1}):
+        counts = {"offered": 100, "completed": 100, "good": 90, **claim}
+        run = Run(spec_of(points=(8,), improve=AT_8))
+        for number in (1, 2, 3):
+            run.add("incumbent", number, [cell(8, 0.5)])
+            run.add("candidate-card", number, [cell(8, **counts)])
+        answer = run.judge()
+        assert (answer.outcome, answer.reason) == ("Inconclusive", "TooFewPairs")
+        assert "cannot be" in answer.message
+        run.add("candidate-card", 3, [cell(8, 0.9), cell(8, **counts)])
+        notes = {note.reason: note.message for note in run.judge().notes}
+        assert "cannot be" in notes["WindowNotCounted"]

@@ -54,7 +54,7 @@ def test_the_unchanged_run_is_promoted() -> None:
         ),
         (
             "too few finished requests",
-            run_of(cells=[cell(8, 130.0, completed=19)]),
+            run_of(cells=[cell(8, good=19, completed=19, windowSeconds=19 / 130)]),
             ("Inconclusive", "TooFewRequests", "fewer than 20"),
         ),
         (

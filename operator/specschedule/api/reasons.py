@@ -130,6 +130,7 @@ REASONS: dict[str, str] = {
     "EveryPairMeetsBar": "Every pair of launches meets every requirement of the bar.",
     "BarShown": "Every requirement of the bar is shown to be met.",
     "ControlBeatsCandidate": "A control is better than the candidate; see status.recommendation.",
+    "ControlIncomparable": "A control was measured but cannot be compared with the candidate.",
     "SameConfiguration": "Candidate and incumbent are the same here; no gain can be claimed.",
     "GainNotReached": "The gain that the bar asks for is not reached.",
     "BelowNoiseFloor": "The gain asked for is too near the noise floor for this rule.",

@@ -51,6 +51,8 @@ class Requirement:
     place: Place
     share: float
     """Change that is asked for, negative for losses that are allowed."""
+    why: str = ""
+    """Where the change asked for comes from, when it is not the requirement's own."""
 
 
 class _Said(NamedTuple):
@@ -80,17 +82,21 @@ class Applied:
         spec, points = self.evidence.spec, sorted(set(self.evidence.spec.load.points))
         found = []
         for improve in spec.bar.improve:
+            asked, why = improve.by, ""
+            if asked < spec.bar.min_effect:
+                asked, why = spec.bar.min_effect, f" (bar.minEffect; by is {improve.by:.1%})"
             for at in sorted(set(improve.at or points)):
                 place = Place(improve.metric, at, improve.category)
-                found.append(Requirement("improve", place, improve.by))
+                found.append(Requirement("improve", place, asked, why))
         for protect in spec.bar.protect:
             for at in sorted(set(protect.at or points)):
                 place = Place(protect.metric, at, protect.category)
                 found.append(Requirement("protect", place, -self._within(protect, place)))
-        named = {requirement.place.at for requirement in found}
+        named = {requirement.place for requirement in found}
         for at in points:
-            places = self.evidence.split(Place(self.evidence.rate, at))
-            if at not in named or len(places) > 1:
+            whole = Place(self.evidence.rate, at)
+            places = self.evidence.split(whole)
+            if whole not in named or len(places) > 1:
                 loss = -spec.bar.elsewhere.max_loss
                 found.extend(Requirement("elsewhere", place, loss) for place in places)
         return found
@@ -298,7 +304,7 @@ class Applied:
             **self._levels(place),
             **numbers,
         )
-        return result.model_copy(update={"message": _sentence(result, place, said.message)})
+        return result.model_copy(update={"message": _sentence(result, requirement, said.message)})
 
     def _levels(self, place: Place) -> dict[str, float]:
         """Return both arms' mean levels and the candidate's worst window."""
@@ -327,10 +333,10 @@ def floor_share(floor: float) -> float:
     return to_share(Metric.THROUGHPUT, floor)
 
 
-def _sentence(bar: BarResult, place: Place, said: str) -> str:
+def _sentence(bar: BarResult, requirement: Requirement, said: str) -> str:
     """Write one requirement as a sentence with its numbers."""
-    where = str(place) + (f" (band {bar.band})" if bar.band else "")
-    asked = f"{bar.kind} {bar.required:+.1%}"
+    where = str(requirement.place) + (f" (band {bar.band})" if bar.band else "")
+    asked = f"{bar.kind} {bar.required:+.1%}{requirement.why}"
     if bar.change is None:
         return f"{where}: {asked}: {said}"
     pairs = ", ".join(f"{pair:+.1%}" for pair in bar.pairs)

@@ -368,6 +368,18 @@ def in_time_order(launches: Sequence[Launch]) -> list[Launch]:
     return sorted(launches, key=lambda x: (x.round, x.attempt, x.position, x.launch))
 
 
+def contradiction(cell: Cell) -> str | None:
+    """Say which counts of a window contradict each other; None when they can all be true."""
+    if cell.good is not None and cell.good > cell.completed:
+        return f"{cell.good} good requests of {cell.completed} completed cannot be"
+    if cell.completed + cell.failed > cell.offered:
+        return (
+            f"{cell.completed} completed and {cell.failed} failed requests of {cell.offered} "
+            "offered cannot be"
+        )
+    return None
+
+
 def uncounted(launch: Launch) -> str | None:
     """Say why a launch cannot be evidence; None when it can."""
     if launch.void is not None:
@@ -375,13 +387,13 @@ def uncounted(launch: Launch) -> str | None:
     if launch.failed is not None:
         return launch.failed or "failed"
     if not any(_counts(cell, launch) for cell in launch.cells):
-        voids = [cell.void for cell in launch.cells if cell.void is not None]
+        voids = [why for cell in launch.cells if (why := cell.void or contradiction(cell))]
         return f"no window counts: {voids[0]}" if voids else "no window was measured"
     return None
 
 
 def _counts(cell: Cell, launch: Launch) -> bool:
-    return cell.void is None and cell.arm == launch.arm
+    return cell.void is None and cell.arm == launch.arm and contradiction(cell) is None
 
 
 def _matched(number: int, launches: Sequence[Launch], arm: str) -> list[Pair]:

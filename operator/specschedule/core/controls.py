@@ -24,14 +24,26 @@ def is_control(arm: str) -> bool:
 def compare(evidence: Evidence, noise: Noise, candidate: str) -> list[Control]:
     """Compare every control with a candidate."""
     arms = sorted({launch.arm for launch in evidence.counted if is_control(launch.arm)})
-    found = [_compare(evidence, noise.floor(None), arm, candidate) for arm in arms]
-    return [control for control in found if control is not None]
+    return [_compare(evidence, noise.floor(None), arm, candidate) for arm in arms]
 
 
-def _compare(evidence: Evidence, floor: float | None, arm: str, candidate: str) -> Control | None:
+def incomparable(found: Sequence[Control]) -> Control | None:
+    """Return a control that was measured and cannot be compared with the candidate."""
+    return next((c for c in found if c.change is None and not c.beats), None)
+
+
+def _compare(evidence: Evidence, floor: float | None, arm: str, candidate: str) -> Control:
     differences = _differences(evidence, arm, candidate)
     if not differences:
-        return None
+        count = len(evidence.of(arm))
+        return Control(
+            arm=arm,
+            count=count,
+            beats=False,
+            message=f"{arm} cannot be compared with {candidate} in {evidence.rate.value} over the "
+            f"load points (n = {count}): each has good requests only where the other has none, or "
+            "they share no load point",
+        )
     mean = sum(differences) / len(differences)
     bounds = eprocess.interval(differences, seed=evidence.spec.experiment.seed)
     against = _differences(evidence, arm, INCUMBENT)

@@ -6,7 +6,7 @@ band is judged against the arm ``none``, so a run without one leaves it Unknown.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from specschedule.core.compare import NONE, requirements
+from specschedule.core.compare import NONE, contradiction, requirements
 from specschedule.core.evidence import Cell, Launch
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
 from specschedule.core.observed import ServerFacts
@@ -38,7 +38,7 @@ STATE_LOST = 0.5
 
 def counted_cells(launch: Launch) -> Iterable[Cell]:
     """Return the windows that count."""
-    return (cell for cell in launch.cells if cell.void is None)
+    return (cell for cell in launch.cells if cell.void is None and contradiction(cell) is None)
 
 
 def held(launches: Sequence[Launch], points: Collection[int]) -> Iterator[tuple[Launch, Cell, str]]:

@@ -17,6 +17,7 @@ from specschedule.core.compare import (
     Pair,
     Place,
     acceptance_length,
+    contradiction,
     requirements,
     to_effect,
     to_share,
@@ -252,6 +253,9 @@ class _Candidate:
                     short[0].reason,
                     said,
                 )
+        open_ = controls.incomparable(found)
+        if open_ is not None:
+            return "Inconclusive", "ControlIncomparable", open_.message
         gains = "; ".join(bar.message for bar in bars if bar.kind == "improve")
         every_pair = self.evidence.spec.rule is Rule.EVERY_PAIR
         return "Better", "EveryPairMeetsBar" if every_pair else "BarShown", gains
@@ -372,6 +376,12 @@ def _notes(evidence: Evidence) -> list[Note]:
         ("LaunchNotCounted", f"launch {launch.launch} ({launch.arm}): {why}")
         for launch, why in evidence.dropped
     ]
+    found.extend(
+        ("WindowNotCounted", f"launch {launch.launch} ({launch.arm}), cell {cell.cell}: {why}")
+        for launch in evidence.counted
+        for cell in launch.cells
+        if cell.void is None and (why := contradiction(cell)) is not None
+    )
     for candidate in evidence.spec.candidates:
         pairs = evidence.pairs(f"candidate-{candidate.name}")
         if len(pairs) >= MIN_PAIRS:

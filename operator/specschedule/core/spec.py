@@ -204,7 +204,7 @@ class Protect(Value):
 
 
 class Elsewhere(Value):
-    """What holds at every load point that no requirement names."""
+    """What holds at every load point whose goodput no requirement names."""
 
     max_loss: Share = 0.05
     """A larger loss of goodput, once shown, fails the bar."""
@@ -218,7 +218,7 @@ class Bar(Value):
     protect: Annotated[list[Protect], Field(max_length=16)] = []
     """Losses that the candidate must not show."""
     elsewhere: Elsewhere = Elsewhere()
-    """What holds at every load point that no requirement names."""
+    """What holds at every load point whose goodput no requirement names."""
     min_effect: Share = 0.03
     """Differences below this are never called a gain."""
     rule: Rule | None = None
@@ -323,6 +323,8 @@ class Spec(Value):
         names = [candidate.name for candidate in self.candidates]
         if len(set(names)) != len(names):
             raise ValueError("candidates: names must differ")
+        if len(set(self.load.points)) != len(self.load.points):
+            raise ValueError("load.points: each point stands once")
         for field, requirements in (("improve", self.bar.improve), ("protect", self.bar.protect)):
             for requirement in requirements:
                 unknown = set(requirement.at or []) - set(self.load.points)

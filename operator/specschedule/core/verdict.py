@@ -71,7 +71,8 @@ class Control(Value):
     """none or static-K."""
     change: float | None = None
     """How much better the control is than the candidate; negative: the candidate is better.
-    Absent where the candidate has no good request at all."""
+    Absent where the candidate has no good request at all, and where the two cannot be compared:
+    then beats is false."""
     ahead_of_incumbent: bool = False
     """Whether it is better than the incumbent; the incumbent may have no good request at all."""
     against_incumbent: float | None = None
