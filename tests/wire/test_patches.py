@@ -1,6 +1,7 @@
 """Patches: the target's one argument under tests, statuses by difference."""
 
 import copy
+import json
 from typing import Any
 
 import jsonpatch
@@ -127,9 +128,58 @@ def test_a_status_that_is_too_large_loses_its_oldest_runs_and_says_so() -> None:
     small = statuses.fitted(status)
     assert [each["runId"] for each in small["history"]] == ["0", "1", "2"]
     assert small["verdict"] == status["verdict"]
-    assert small["message"].startswith("fine (older runs left out")
+    assert small["message"].startswith("fine (left out of the status")
+    assert small["message"].endswith(": older runs of history)")
     assert statuses.fitted(small | {"history": status["history"]}) == small
 
 
 def test_a_small_status_is_stored_as_it_is_without_nulls() -> None:
     assert statuses.fitted({"a": None, "b": [{"c": None, "d": 0}]}) == {"b": [{"d": 0}]}
+
+
+NEVER_CUT = {
+    "outcome": "Promoted",
+    "reason": "BarShown",
+    "conditions": [{"type": "Ready", "message": "m" * 900}],
+    "promotion": {"candidate": "card", "previousArguments": ["a" * 900]},
+}
+
+
+def large(size: int) -> dict[str, Any]:
+    """A status of about 20 x size bytes in each of its parts."""
+    texts = [{"reason": "R", "message": "x" * size}] * 20
+    bars = [
+        {"metric": "goodput", "at": at, "answer": "Met" if at else "Lost", "message": "b" * size,
+         "pairs": [0.1] * (size // 5)}
+        for at in range(20)
+    ]  # fmt: skip
+    floors = [{"metric": "goodput", "at": at, "floor": 0.01} for at in (0, 99)]
+    return {
+        **NEVER_CUT, "message": "fine", "tax": texts, "watch": texts, "notes": texts,
+        "noiseFloor": floors, "gates": [{"answer": "Pass", "message": "g" * size}] * 20,
+        "verdict": [{"candidate": "card", "bars": bars}], "arms": [{"arm": "a" * size}] * 20,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [10, 500, 700, 1000, 3000, 100_000])
+def test_no_status_is_above_the_limit_and_what_decides_is_never_cut(size: int) -> None:
+    status = large(size) | {"history": [*map(run, range(8))]}
+    small = statuses.fitted(status)
+    assert len(json.dumps(small, separators=(",", ":")).encode()) <= statuses.LARGEST
+    assert {name: small[name] for name in NEVER_CUT} == NEVER_CUT
+    assert "older runs of history" in small["message"]
+    assert statuses.fitted(small) == small
+
+
+def test_what_loses_least_goes_first_and_is_named() -> None:
+    small = statuses.fitted(large(900))
+    assert small["message"].endswith(
+        ": tax, watch, notes, noise floors that no requirement names, pairs of requirements)"
+    )
+    assert [floor["at"] for floor in small["noiseFloor"]] == [0]
+    bars = small["verdict"][0]["bars"]
+    assert len(bars) == 20
+    assert not any("pairs" in bar for bar in bars)
+    smaller = statuses.fitted(large(1500))
+    answers = [bar["answer"] for bar in smaller["verdict"][0]["bars"]]
+    assert answers == ["Lost", *["Met"] * statuses.MET_KEPT]
