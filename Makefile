@@ -2,6 +2,8 @@
 # and Python 3.11; what a step needs beyond that it installs or names.
 
 PYTHON ?= python3.11
+# Found before .venv leads the path: a Python that can make environments, not the one made.
+BASE_PYTHON := $(shell command -v $(PYTHON))
 ENGINE ?= sim
 CLUSTER ?= embedded
 VENV := .venv
@@ -16,11 +18,11 @@ help: ## Show this list
 setup: $(VENV)/.done ## Make .venv with the specschedule command and all tools in it
 
 $(VENV)/.done: requirements-dev.lock pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11 or newer and say PYTHON=..."; exit 1; }
-	@$(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet --root-user-action=ignore uv==0.13.9
-	$(PYTHON) -m uv venv --quiet --clear --python $(PYTHON) $(VENV)
-	$(PYTHON) -m uv pip sync --quiet --require-hashes --python $(BIN)/python requirements-dev.lock
-	$(PYTHON) -m uv pip install --quiet --no-deps --python $(BIN)/python --editable .
+	@test -n "$(BASE_PYTHON)" || { echo "$(PYTHON) is missing: install Python 3.11 or newer and say PYTHON=..."; exit 1; }
+	@$(BASE_PYTHON) -m uv --version >/dev/null 2>&1 || $(BASE_PYTHON) -m pip install --quiet --root-user-action=ignore uv==0.13.9
+	$(BASE_PYTHON) -m uv venv --quiet --clear --python $(BASE_PYTHON) $(VENV)
+	$(BASE_PYTHON) -m uv pip sync --quiet --require-hashes --python $(BIN)/python requirements-dev.lock
+	$(BASE_PYTHON) -m uv pip install --quiet --no-deps --python $(BIN)/python --editable .
 	@touch $@
 
 check: setup ## Formatting, lint, types, import rules, spelling, generated files (seconds)
@@ -35,8 +37,8 @@ generate: setup ## Write the CRDs from the types into crds/ and the chart
 	python -m specschedule.api.crd crds charts/specschedule
 
 lock: setup ## Renew the hash-pinned requirement files
-	$(PYTHON) -m uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header pyproject.toml -o requirements.lock
-	$(PYTHON) -m uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --group dev pyproject.toml -o requirements-dev.lock
+	$(BASE_PYTHON) -m uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header pyproject.toml -o requirements.lock
+	$(BASE_PYTHON) -m uv pip compile --quiet --generate-hashes --no-emit-index-url --no-header --group dev pyproject.toml -o requirements-dev.lock
 
 test: setup check ## Everything that proves it, unit to end to end
 	python hack/run_tests.py
