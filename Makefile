@@ -2,8 +2,8 @@
 # and Python 3.11; what a step needs beyond that it installs or names.
 
 PYTHON ?= python3.11
-# Found before .venv leads the path: a Python that can make environments, not the one made.
-BASE_PYTHON := $(shell command -v $(PYTHON))
+# A Python that can make environments, not one of an environment: .venv may lead the path already.
+BASE_PYTHON := $(shell PATH="$$(echo "$$PATH" | tr : '\n' | grep -v '/[.]venv/bin$$' | paste -sd:)"; command -v $(PYTHON))
 ENGINE ?= sim
 CLUSTER ?= embedded
 VENV := .venv
