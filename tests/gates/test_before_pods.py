@@ -2,6 +2,7 @@
 
 import pytest
 
+from specschedule.core.gate import GATES
 from specschedule.core.gates import before_pods, blocking, refused
 from specschedule.core.observed import RolloutFacts, ServerFacts, TargetFacts, Unreadable
 from specschedule.core.spec import Spec
@@ -485,3 +486,22 @@ def test_the_version_in_an_image_tag(image, version):
 def test_every_row_of_the_matrix_says_what_it_was_tested_on():
     assert all(row.tested and row.symptom for row in matrix.ROWS)
     assert len({row.id for row in matrix.ROWS}) == len(matrix.ROWS)
+
+
+def test_an_override_that_names_no_gate_is_refused_and_every_answer_is_a_known_gate():
+    known = answers(spec(), target())
+    assert set(known) <= GATES
+    assert known["overrides"].answer == "NotApplicable"
+    misspelt = {"overrides": [{"gate": "prefixCahce", "reason": "one template"}]}
+    found = answers(spec(policy=misspelt), target())["overrides"]
+    assert (found.answer, found.reason) == ("Fail", "UnknownGate")
+    assert "prefixCahce, which is no gate" in found.message
+    itself = {"overrides": [*misspelt["overrides"], {"gate": "overrides", "reason": "no"}]}
+    assert answers(spec(policy=itself), target())["overrides"].answer == "Fail"
+    right = {"overrides": [{"gate": "prefixCache", "reason": "one template"}]}
+    assert answers(spec(policy=right), target())["overrides"].answer == "Pass"
+
+
+def test_a_load_point_that_stands_twice_is_refused():
+    with pytest.raises(ValueError, match=r"load\.points: each point stands once"):
+        spec(load={"points": [1, 8, 8]})

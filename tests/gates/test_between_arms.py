@@ -3,6 +3,7 @@
 import pytest
 
 from specschedule.core.evidence import Cell, Launch, Receipt
+from specschedule.core.gate import GATES
 from specschedule.core.gates import between_arms, blocking
 from specschedule.core.observed import ServerFacts
 from specschedule.core.receipts import differences
@@ -520,3 +521,8 @@ def test_a_few_drafts_in_a_band_of_k0_are_noted():
     rows = [[1, 2, 4], [3, 16, 0]]
     found = answer("scheduleInEffect", candidate(cell(1, 4), cell(8, 0), few, schedule=rows))
     assert (found.answer, found.reason) == ("Pass", "HoldsWithNotes")
+
+
+def test_every_answer_is_of_a_known_gate_that_an_override_may_name():
+    assert {each.gate for each in between_arms(spec(), arms(), SERVER)} <= GATES
+    assert {each.gate for each in between_arms(spec(), [], SERVER)} <= GATES

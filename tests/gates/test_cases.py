@@ -493,6 +493,29 @@ def test_a_field_case_meets_its_right_behaviour(
     assert all(each["reason"].isidentifier() for each in answer["gates"])
 
 
+def test_a_target_of_another_name_and_a_version_that_is_none_get_one_line(tmp_path):
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(specschedule(target={"name": "other"})))
+    (tmp_path / "right.yaml").write_text(yaml.safe_dump(specschedule()))
+    (tmp_path / "target.yaml").write_text(yaml.safe_dump(deployment()))
+    target = ["--target", str(tmp_path / "target.yaml")]
+    for arguments, said in (
+        (["-f", str(tmp_path / "spec.yaml")], "holds Deployment chat, but spec.target.name is"),
+        (["-f", str(tmp_path / "right.yaml"), "--engine-version", "abc"], "--engine-version abc"),
+    ):
+        result = CliRunner().invoke(main, ["preflight", *arguments, *target])
+        assert result.exit_code == 2
+        assert said in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_watch_without_a_usable_kubeconfig_gets_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    result = CliRunner().invoke(main, ["watch", "chat", "-n", "llm"])
+    assert result.exit_code == 2
+    assert "specschedule llm/chat cannot be read: no usable kubeconfig" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_14_and_16_name_an_unavailable_number_of_tokens():
     sizes = start_failure(
         "ValueError: No valid cudagraph sizes after rounding to multiple of 3 (num"

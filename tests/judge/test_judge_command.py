@@ -92,7 +92,11 @@ def test_trials_are_read_in_every_form_that_kubectl_gives(tmp_path: Path, text: 
     assert {"metric": "goodput", "at": 8, "floor": 0.0, "count": 4} in said["noiseFloor"]
     assert said["verdicts"][0]["candidate"] == "card"
     assert said["verdicts"][0]["verdict"] == "Better"
-    assert {bar["kind"] for bar in said["verdicts"][0]["bars"]} == {"improve", "protect"}
+    assert {bar["kind"] for bar in said["verdicts"][0]["bars"]} == {
+        "improve",
+        "protect",
+        "elsewhere",
+    }
     assert said["tax"] == []
     assert said["watch"] == []
 
@@ -193,3 +197,69 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["judge", "-f", str(tmp_path / "no"), "--trials", "x"])
     assert result.exit_code == 2
     assert "no: No such file" in result.output
+
+
+def measured(candidate_draft_tokens: int = 1000) -> list[dict[str, Any]]:
+    """Trials with the engine's draft counters; all ended, all agreeing with Prometheus."""
+    planned = {"incumbent": (5, 5), "candidate-card": (5, 1), "none": (0, 0)}
+    found = trials()
+    for item in found:
+        arm = item["spec"]["arm"]
+        item["status"] |= {"endedAt": "2026-11-29T10:10:00Z", "check": "Agrees"}
+        for window, k in zip(item["status"]["cells"], planned[arm], strict=True):
+            tokens = candidate_draft_tokens if (arm, k) == ("candidate-card", 1) else 1000 * k
+            if arm != "none":
+                window |= {"tokens": k, "drafts": 1000, "draftTokens": tokens}
+        if arm == "candidate-card":
+            item["spec"]["schedule"] = [[1, 2, 5], [3, 16, 1]]
+    return found
+
+
+def test_gates_are_printed_beside_and_unknown_ones_are_noted_only(tmp_path: Path) -> None:
+    said = answer(ask(tmp_path, yaml.safe_dump(measured()), "-o", "json"))
+    assert (said["outcome"], said["reason"]) == ("Promoted", "EveryPairMeetsBar")
+    gates = {gate["gate"]: gate for gate in said["gates"]}
+    assert gates["scheduleInEffect"]["answer"] == "Pass"
+    assert gates["noneMeasured"]["answer"] == "Pass"
+    assert gates["imageId"]["answer"] == "Unknown"
+    notes = {note["reason"]: note["message"] for note in said["notes"]}
+    assert "imageId (NotRead)" in notes["GatesUnknown"]
+    assert "scheduleInEffect" not in notes["GatesUnknown"]
+    assert "Gates:" in ask(tmp_path, yaml.safe_dump(measured())).output
+
+
+def test_a_gate_that_fails_withholds_promotion(tmp_path: Path) -> None:
+    said = answer(ask(tmp_path, yaml.safe_dump(measured(5000)), "-o", "json"))
+    assert (said["outcome"], said["reason"]) == ("NotPromoted", "NotLimited")
+    assert said["verdicts"][0]["verdict"] == "Better"
+    disabled = measured()
+    for item in disabled:
+        if item["spec"]["arm"] == "candidate-card":
+            item["status"]["receipt"] = {"notes": ["ScheduleDisabled: Disabling it"]}
+    said = answer(ask(tmp_path, yaml.safe_dump(disabled), "-o", "json"))
+    assert (said["outcome"], said["reason"]) == ("NotPromoted", "SwitchedOff")
+
+
+def test_trials_that_disagree_with_prometheus_decide_nothing(tmp_path: Path) -> None:
+    found = measured()
+    found[2]["status"]["check"] = "cell hold8: the record has 3 good, Prometheus 4"
+    said = answer(ask(tmp_path, yaml.safe_dump(found), "-o", "json"))
+    assert (said["outcome"], said["reason"]) == ("Inconclusive", "MetricsDisagree")
+    assert "Prometheus 4" in said["message"]
+
+
+def test_a_trial_that_still_runs_beside_ended_ones_does_not_count(tmp_path: Path) -> None:
+    found = measured()
+    del found[-1]["status"]["endedAt"]
+    said = answer(ask(tmp_path, yaml.safe_dump(found), "-o", "json"))
+    gates = {gate["gate"]: gate for gate in said["gates"]}
+    assert gates["noneMeasured"]["answer"] == "Unknown"
+    assert "it has not ended" in gates["noneMeasured"]["message"]
+
+
+def test_an_override_of_no_gate_is_said(tmp_path: Path) -> None:
+    policy = {"overrides": [{"gate": "prefixCahce", "reason": "known"}]}
+    schedule = {**SCHEDULE, "spec": {**SCHEDULE["spec"], "policy": policy}}
+    said = answer(ask(tmp_path, yaml.safe_dump(measured()), "-o", "json", schedule=schedule))
+    assert (said["outcome"], said["reason"]) == ("NotPromoted", "UnknownGate")
+    assert "prefixCahce" in said["message"]

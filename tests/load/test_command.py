@@ -190,6 +190,9 @@ def test_a_job_whose_prompts_are_missing_says_so_as_an_event(engine: str) -> Non
     assert (event["event"], event["reason"]) == ("failed", "PromptsMissing")
 
 
+HOLD = "{kind: hold, concurrency: 1}"
+
+
 @pytest.mark.parametrize(
     ("claim", "arguments", "stdin", "words"),
     [
@@ -198,10 +201,21 @@ def test_a_job_whose_prompts_are_missing_says_so_as_an_event(engine: str) -> Non
         ("a profile of no kind", ["--profile", "-"], "{concurrency: 3}", "window 1"),
         ("an unknown kind", ["--profile", "-"], "{kind: spiral}", "windows.0.profile.kind"),
         ("an unknown setting", ["--profile", "-"], "{windows: [], speed: 3}", "speed"),
-        ("a limit without unit", ["--slo", "ttft=500x"], "{kind: hold}", "500x"),
+        (
+            "a hold of less than nothing",
+            ["--profile", "-"],
+            "{kind: hold, concurrency: -4}",
+            "window hold-1: hold: needs concurrency of at least 1",
+        ),
+        ("a hold of nothing", ["--profile", "-"], "{kind: hold}", "needs concurrency"),
+        ("an address without scheme", ["--url", "127.0.0.1:8000"], HOLD, "--url 127.0.0.1:8000: "),
+        ("an address without host", ["--url", "http://"], HOLD, "--url http://: "),
+        ("a port too high", ["--url", "http://127.0.0.1:99999"], HOLD, "--url http://127.0.0.1"),
+        ("a limit that is unknown", ["--slo", "ttfb=1s"], HOLD, "--slo ttfb=1s: ttfb"),
+        ("a limit without unit", ["--slo", "ttft=500x"], "{kind: hold}", "--slo ttft=500x: ttft"),
         ("limits of another form", ["--slo", "fast"], "{kind: hold}", "ttft=500ms,tpot=40ms"),
-        ("no prompts there", ["--prompts", "/nowhere"], "{kind: hold}", "/nowhere"),
-        ("no folder for records", ["--out", "/nowhere/r.jsonl"], "{kind: hold}", "/nowhere"),
+        ("no prompts there", ["--prompts", "/nowhere"], HOLD, "/nowhere"),
+        ("no folder for records", ["--out", "/nowhere/r.jsonl"], HOLD, "/nowhere"),
         ("a visit that is none", ["--visit", "-"], "{}", "run: Field required"),
     ],
 )

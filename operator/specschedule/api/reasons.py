@@ -65,6 +65,7 @@ REASONS: dict[str, str] = {
     "RegistersItself": "A clone of the target would register itself for production traffic.",
     "RolloutDeadlock": "A rollout of the target could never finish.",
     "BeyondModelLength": "spec.load asks for more tokens than the model's longest context.",
+    "UnknownGate": "spec.policy.overrides names something that is no gate.",
     "ScheduleEmpty": "A schedule has no rows.",
     "ScheduleNotRows": "A schedule is not a list of rows.",
     "ScheduleWrongLength": "A row has neither three nor five numbers.",

@@ -8,10 +8,14 @@ import click
 from pydantic import ValidationError
 
 from specschedule.cli.output import BadInput, emit, output_option, read_documents
-from specschedule.cli.specs import fault, read_spec
+from specschedule.cli.specs import fault, read_spec, read_target
+from specschedule.core import gates
 from specschedule.core.evidence import Launch
+from specschedule.core.gate import Gate, overrides
 from specschedule.core.judge import judge
-from specschedule.core.observed import ServerFacts
+from specschedule.core.launches import AGREES
+from specschedule.core.observed import ServerFacts, Unreadable
+from specschedule.core.schedule import ScheduleError
 from specschedule.core.spec import Spec
 from specschedule.core.verdict import BarResult, Judgement, Note
 
@@ -23,19 +27,30 @@ _FROM_STATUS = ("startedAt", "receipt", "cells", "void", "failed")
 @click.option("-f", "--file", "path", required=True, help="Manifest of the SpecSchedule.")
 @click.option("--trials", required=True, help="SpecTrials, as kubectl get -o yaml gives them.")
 @click.option("--run", help="Run id, where the trials are of several runs.")
+@click.option("--target", help="Manifest of the serving Deployment, for the exact batch sizes.")
 @output_option
-def command(path: str, trials: str, run: str | None, output: str) -> None:
-    """Judge the candidates of a SpecSchedule by the launches in TRIALS."""
+def command(path: str, trials: str, run: str | None, target: str | None, output: str) -> None:
+    """Judge the candidates of a SpecSchedule by the launches in TRIALS.
+
+    The numbers are judged, and the gates that the trials can answer are printed beside: one that
+    fails withholds promotion, one that is Unknown is noted only, as numbers from elsewhere carry
+    no receipts. The operator holds a run on both.
+    """
     spec = read_spec(path)
     documents = _trials(trials, run)
-    launches = [_launch(trials, document) for document in documents]
+    some_ended = any(_status(document).get("endedAt") for document in documents)
+    launches = [_launch(trials, document, some_ended=some_ended) for document in documents]
     named = [(launch.arm, launch.launch) for launch in launches]
     twice = next((name for name in named if named.count(name) > 1), None)
     if twice is not None:
         raise BadInput(f"{trials}: launch {twice[1]} of arm {twice[0]} is there twice")
-    answer = judge(spec, launches, server=_server(documents))
-    answer = answer.model_copy(update={"notes": [*answer.notes, *_bar_notes(spec, documents)]})
-    emit(answer.plain(), _text(answer), output)
+    server = _server(documents)
+    answers = _gates(spec, launches, _exact_server(spec, documents, server, target))
+    answer = _withheld(judge(spec, launches, server=server), answers, documents)
+    notes = [*answer.notes, *_bar_notes(spec, documents), *_gate_notes(answers)]
+    answer = answer.model_copy(update={"notes": notes})
+    plain = answer.plain() | {"gates": [gate.plain() for gate in answers]}
+    emit(plain, _text(answer, answers), output)
 
 
 def _trials(path: str, run: str | None) -> list[dict[str, Any]]:
@@ -68,10 +83,18 @@ def _measured(value: Any) -> Any:
     return value
 
 
-def _launch(path: str, document: Mapping[str, Any]) -> Launch:
-    spec, status = document["spec"], document.get("status") or {}
+def _status(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    status = document.get("status")
+    return status if isinstance(status, Mapping) else {}
+
+
+def _launch(path: str, document: Mapping[str, Any], *, some_ended: bool) -> Launch:
+    """Return a trial's launch; one that still runs beside ended ones does not count."""
+    spec, status = document["spec"], _status(document)
     plain = {key: spec[key] for key in _FROM_SPEC if key in spec}
     plain |= {key: status[key] for key in _FROM_STATUS if key in status}
+    if some_ended and status.get("startedAt") and not status.get("endedAt"):
+        plain.setdefault("void", "it has not ended")
     owner = {key: plain[key] for key in ("arm", "launch", "round") if key in plain}
     if isinstance(plain.get("cells"), list):
         plain["cells"] = [owner | c if isinstance(c, dict) else c for c in plain["cells"]]
@@ -93,6 +116,70 @@ def _server(documents: list[dict[str, Any]]) -> ServerFacts | None:
     return None
 
 
+def _exact_server(
+    spec: Spec, documents: list[dict[str, Any]], known: ServerFacts | None, target: str | None
+) -> ServerFacts:
+    """Return the server as the gates need it: from its manifest, else from what is asked of it."""
+    if target is not None:
+        server = read_target(target, spec).server
+        if isinstance(server, Unreadable):
+            raise BadInput(f"{target}: {server.reason}: {server.message}")
+        return server.model_copy(update={"speculative": known.speculative}) if known else server
+    schedules = [candidate.schedule for candidate in spec.candidates]
+    largest = max(row[1] for rows in schedules for row in rows)
+    drafts = spec.speculative is None or any(d["spec"].get("incumbent") for d in documents)
+    speculative = known.speculative if known else ({} if drafts else None)
+    # Its GPUs are not known; naming one leaves the gate open where receipts do not tell.
+    return ServerFacts(
+        container="", speculative=speculative, gpus=1, max_num_seqs=max(largest, *spec.load.points)
+    )
+
+
+def _gates(spec: Spec, launches: list[Launch], server: ServerFacts) -> list[Gate]:
+    try:
+        return [*gates.between_arms(spec, launches, server), overrides(spec)]
+    except ScheduleError as error:
+        raise BadInput(f"a schedule: {error.reason}: {error.message}") from error
+
+
+def _withheld(answer: Judgement, answers: list[Gate], documents: list[dict[str, Any]]) -> Judgement:
+    """Withhold promotion where the operator would: counters that disagree, a gate that fails."""
+    checks = [_status(document).get("check") for document in documents]
+    disagreeing = next((check for check in checks if check not in (None, AGREES)), None)
+    if disagreeing is not None:
+        return answer.model_copy(
+            update={
+                "outcome": "Inconclusive",
+                "reason": "MetricsDisagree",
+                "message": str(disagreeing),
+            }
+        )
+    failed = gates.refused(answers)
+    if failed is None or answer.outcome not in ("Promoted", "Proposed"):
+        return answer
+    return answer.model_copy(
+        update={
+            "outcome": "NotPromoted",
+            "reason": failed.reason,
+            "message": f"gate {failed.gate}: {failed.message}",
+        }
+    )
+
+
+def _gate_notes(answers: list[Gate]) -> list[Note]:
+    """Say which gates the trials do not answer."""
+    unknown = [f"{gate.gate} ({gate.reason})" for gate in answers if gate.answer == "Unknown"]
+    if not unknown:
+        return []
+    return [
+        Note(
+            reason="GatesUnknown",
+            message=f"the trials do not answer {', '.join(unknown)}; the operator would not "
+            "promote on that",
+        )
+    ]
+
+
 def _bar_notes(spec: Spec, documents: list[dict[str, Any]]) -> list[Note]:
     """Say when the trials were measured under another bar than the one they are judged by."""
     digests = {str(d["spec"]["barDigest"]) for d in documents if d["spec"].get("barDigest")}
@@ -108,7 +195,7 @@ def _bar_notes(spec: Spec, documents: list[dict[str, Any]]) -> list[Note]:
     ]
 
 
-def _text(answer: Judgement) -> str:
+def _text(answer: Judgement, answers: list[Gate]) -> str:
     lines = [f"{answer.outcome}: {answer.reason}", answer.message]
     if answer.recommendation:
         lines.append(f"Recommendation: {answer.recommendation}")
@@ -144,6 +231,10 @@ def _text(answer: Judgement) -> str:
                 + (f"{arm.acceptance_length:.3f}" if arm.acceptance_length is not None else "n/a")
                 for arm in answer.arms
             ],
+        ),
+        (
+            "Gates",
+            [f"{g.answer:<13} {g.gate}: {g.reason}: {g.message}" for g in answers],
         ),
         ("Notes", [f"{note.reason}: {note.message}" for note in answer.notes]),
     ):

@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any, TextIO
+from urllib.parse import urlsplit
 
 import click
 from pydantic import ValidationError
@@ -20,7 +21,7 @@ from specschedule.core.visit import CellClosed, Visit, VisitFailed
 from specschedule.load.prompts import Pool, PromptsMissing, read_pool
 from specschedule.load.readers import as_cell, read_run
 from specschedule.load.records import open_records
-from specschedule.load.visit import Event, VisitRun
+from specschedule.load.visit import Event, VisitRun, check_profile
 
 DEFAULT_PORT = 9100
 INTERRUPTED = 128 + signal.SIGTERM
@@ -76,6 +77,7 @@ def command(
         return
     if url is None or profile is None or slo is None:
         raise BadInput("load: needs --url, --profile and --slo, or --visit")
+    _check_url(url)
     _finish(_carry_out(_plan(url, profile, slo), prompts, out, events=False))
 
 
@@ -110,6 +112,26 @@ def _read_visit(source: str | None) -> Visit:
         raise BadInput(f"{source or 'SPECSCHEDULE_VISIT'}: {_fault(error)}") from error
 
 
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise BadInput(f"--url {url}: write it as http://127.0.0.1:8000")
+
+
+def _limits(slo: str) -> Slo:
+    """Read the limits of a good request."""
+    try:
+        return Slo.model_validate(dict(limit.split("=", 1) for limit in slo.split(",")))
+    except ValidationError as error:
+        raise BadInput(f"--slo {slo}: {_fault(error)}") from error
+    except ValueError as error:
+        raise BadInput(f"--slo {slo}: write limits as ttft=500ms,tpot=40ms") from error
+
+
 def _plan(url: str, profile: str, slo: str) -> Visit:
     """Make a visit out of the options of a run by hand."""
     documents = read_documents(profile)
@@ -123,17 +145,21 @@ def _plan(url: str, profile: str, slo: str) -> Visit:
     windows = [_window(entry, number, profile) for number, entry in enumerate(entries, start=1)]
     # A name of its own, so that a second run finds none of its prompts in the server's cache.
     run = f"local-{secrets.token_hex(4)}"
+    limits = _limits(slo)
     try:
-        limits = dict(limit.split("=", 1) for limit in slo.split(","))
-        return Visit.model_validate(
+        visit = Visit.model_validate(
             {"run": run, "arm": "local", "launch": 1, "round": 1, "scrapes": 0}
             | settings
-            | {"url": url, "windows": windows, "slo": Slo.model_validate(limits)}
+            | {"url": url, "windows": windows, "slo": limits}
         )
     except ValidationError as error:
         raise BadInput(f"{profile}: {_fault(error)}") from error
-    except ValueError as error:
-        raise BadInput(f"--slo {slo}: write limits as ttft=500ms,tpot=40ms") from error
+    for window in visit.windows:
+        try:
+            check_profile(window)
+        except ValueError as error:
+            raise BadInput(f"{profile}: window {window.cell}: {error}") from error
+    return visit
 
 
 def _window(entry: Any, number: int, source: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from specschedule.core.gate import Gate, fails
 from specschedule.core.gates import before_pods
 from specschedule.core.observed import ServerFacts
 from specschedule.core.schedule import ScheduleError, parse
+from specschedule.core.versions import numbers
 from specschedule.vllm_facts import matrix
 from specschedule.vllm_facts.logs import read_log
 from specschedule.vllm_facts.serving import serving_gates
@@ -42,6 +43,8 @@ def command(
         _answer([fault], output)
         return
     spec = read_spec(spec_path)
+    if engine_version is not None and len(numbers(engine_version)) < 3:
+        raise BadInput(f"--engine-version {engine_version}: write it as 0.32.0")
     maps = [only(path, "ConfigMap") for path in config_map_paths]
     facts = read_target(target_path, spec, {_name(each): _texts(each) for each in maps})
     log = _read(log_path)

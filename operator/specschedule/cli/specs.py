@@ -35,9 +35,14 @@ def read_target(
         config_maps: Data of ConfigMaps that its pod template names, by name.
 
     Raises:
-        BadInput: The file holds no Deployment, or several and none with the target's name.
+        BadInput: The file holds no Deployment with the target's name.
     """
     deployment = only(path, spec.target.kind, name=spec.target.name)
+    if _name(deployment) != spec.target.name:
+        raise BadInput(
+            f"{path}: holds {spec.target.kind} {_name(deployment)}, but spec.target.name is "
+            f"{spec.target.name}"
+        )
     return target_facts(deployment, config_maps=config_maps, container=spec.target.container)
 
 

@@ -9,6 +9,7 @@ import click
 
 from specschedule.adapters.kubernetes import read_schedule
 from specschedule.cli.output import BadInput
+from specschedule.ports import Unavailable
 from specschedule.report.terminal import render
 
 QUIET_S = 15.0
@@ -23,7 +24,10 @@ def command(name: str, namespace: str, timeout: float | None) -> None:
     """Exit 0 at an outcome, 1 when the time ran out first."""
 
     def status() -> Mapping[str, Any]:
-        found = read_schedule(namespace, name)
+        try:
+            found = read_schedule(namespace, name)
+        except Unavailable as error:
+            raise BadInput(f"specschedule {namespace}/{name} cannot be read: {error}") from error
         if found is None:
             raise BadInput(f"specschedule {namespace}/{name}: not found")
         return found.get("status") or {}

@@ -8,7 +8,52 @@ from specschedule.core.values import Value
 
 Answer = Literal["Pass", "Fail", "NotApplicable", "Unknown"]
 
-MUST_HOLD = frozenset({"arguments", "dataParallel", "engine", "schedule"})
+GATES = frozenset(
+    [
+        "acceptance",
+        "arguments",
+        "asyncScheduling",
+        "attentionBackend",
+        "blockSize",
+        "caches",
+        "dataParallel",
+        "drafterState",
+        "engine",
+        "engineCounters",
+        "engineVersion",
+        "gpu",
+        "graphCoverage",
+        "graphMode",
+        "imageId",
+        "kvCache",
+        "launches",
+        "load",
+        "logLevel",
+        "methodAndSchedule",
+        "modelRunner",
+        "newSchedule",
+        "noneMeasured",
+        "outputEquivalence",
+        "overrides",
+        "owner",
+        "preemptions",
+        "prefillDecodeSplit",
+        "prefixCache",
+        "registration",
+        "rollout",
+        "schedule",
+        "scheduleInEffect",
+        "servingAlive",
+        "speculative",
+        "start",
+        "target",
+        "tokenBudget",
+        "tokenSource",
+    ]
+)
+"""Names of all gates."""
+
+MUST_HOLD = frozenset({"arguments", "dataParallel", "engine", "overrides", "schedule"})
 """Gates that nobody can take responsibility for: what is behind them cannot work at all."""
 
 
@@ -48,6 +93,21 @@ def not_applicable(gate: str, reason: str, message: str) -> Gate:
 def unknown(gate: str, reason: str, message: str) -> Gate:
     """Return an Unknown."""
     return Gate(gate=gate, answer="Unknown", reason=reason, message=message)
+
+
+def overrides(spec: Spec) -> Gate:
+    """Require that every override names a gate: a misspelt one would help nobody."""
+    unheard = sorted({override.gate for override in spec.policy.overrides} - GATES)
+    if unheard:
+        return fails(
+            "overrides",
+            "UnknownGate",
+            f"spec.policy.overrides names {', '.join(unheard)}, which is no gate; gates are "
+            f"{', '.join(sorted(GATES))}",
+        )
+    if not spec.policy.overrides:
+        return not_applicable("overrides", "NoOverrides", "no gate is overridden")
+    return passes("overrides", "every override names a gate")
 
 
 def refused(gates: Sequence[Gate]) -> Gate | None:

@@ -4,7 +4,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specschedule.core.gate import Gate, fails, not_applicable, overridden, passes, unknown
+from specschedule.core.gate import (
+    Gate,
+    fails,
+    not_applicable,
+    overridden,
+    overrides,
+    passes,
+    unknown,
+)
 from specschedule.core.matrix import (
     MatrixRow,
     Surroundings,
@@ -86,6 +94,7 @@ def before_pods(
         _can_roll(spec, target),
         _log_level(server),
         _load_fits(spec, server),
+        overrides(spec),
     ]
     return overridden(spec, answers)
 

@@ -109,7 +109,7 @@ class VisitRun:
             raise Failure("BadPlan", f"windows: cell names must be there and differ: {repeated}")
         try:
             for window in self._visit.windows:
-                _check_profile(window)
+                check_profile(window)
                 if self._pool is not None:
                     self._pool.select(window.category)
         except PromptsMissing as error:
@@ -351,7 +351,7 @@ class VisitRun:
         return scrapes
 
 
-def _check_profile(window: Window) -> None:
+def check_profile(window: Window) -> None:
     """Refuse a profile that lacks what its kind needs.
 
     Raises:

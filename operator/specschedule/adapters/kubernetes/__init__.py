@@ -2,9 +2,13 @@
 
 from typing import Any
 
+from kubernetes.config import ConfigException
+from yaml import YAMLError
+
 from specschedule.adapters.kubernetes.api import Api, connect
 from specschedule.adapters.kubernetes.world import KubernetesWorld
 from specschedule.api.served import OPENAPI_PATH, missing_fields
+from specschedule.ports import Unavailable
 
 __all__ = ["KubernetesWorld", "fields_not_served", "read_schedule"]
 
@@ -15,5 +19,13 @@ def fields_not_served() -> list[str]:
 
 
 def read_schedule(namespace: str, name: str) -> dict[str, Any] | None:
-    """Return a SpecSchedule as stored, for people who follow it; None when there is none."""
-    return Api(connect()).get("specschedules", namespace, name)
+    """Return a SpecSchedule as stored, for people who follow it; None when there is none.
+
+    Raises:
+        Unavailable: There is no usable kubeconfig, or the API server does not answer.
+    """
+    try:
+        api = Api(connect())
+    except (ConfigException, YAMLError, OSError) as error:
+        raise Unavailable(f"no usable kubeconfig: {error}") from error
+    return api.get("specschedules", namespace, name)
