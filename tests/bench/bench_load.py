@@ -18,6 +18,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +43,13 @@ IN_FLIGHT = 64
 TOKENS = 100
 SINGLE = 40
 """Requests of the runs with one in flight."""
+PROMPT = 256
+"""Tokens of a prompt, as the simulated engine counts them."""
+STEP_TOKENS = PROMPT // 4
+"""Prompt tokens of a step where TTFT is compared: every prompt takes four, 200 ms."""
+AIPERF_PROMPT, VLLM_PROMPT = 960, 1850
+"""Prompt lengths to ask the other tools for, to get a little less than ``PROMPT``: theirs are
+counted in bytes, of text or of what random tokens decode to."""
 
 
 class Row(NamedTuple):
@@ -66,13 +74,17 @@ class Tool(NamedTuple):
 def main() -> int:
     """Measure everything and print the table."""
     rows: list[Row] = []
-    with engine() as url, tempfile.TemporaryDirectory() as folder:
-        for measure in (accuracy, held, crowd):
-            step(measure.__name__)
-            rows.extend(measure(url))
-        tools = [Tool("specschedule load", ours), *others(rows)]
-        rows.extend(agreement(url, tools, Path(folder)))
-        rows.extend(cost(url, tools, Path(folder)))
+    with tempfile.TemporaryDirectory() as folder:
+        with engine() as url:
+            for measure in (accuracy, held, crowd):
+                step(measure.__name__)
+                rows.extend(measure(url))
+            tools = [Tool("specschedule load", ours), *others(rows)]
+            rows.extend(cost(url, tools, Path(folder)))
+        # vllm bench serve tries its first prompt out, and would find it in the cache later.
+        steps = ("--max-num-batched-tokens", str(STEP_TOKENS), "--no-enable-prefix-caching")
+        with engine(*steps) as url:
+            rows.extend(agreement(url, tools, Path(folder)))
     width = max(len(row.what) for row in rows)
     for row in rows:
         kept = {True: "kept", False: "BROKEN", None: ""}[row.kept]
@@ -86,14 +98,14 @@ def step(what: str) -> None:
 
 
 @contextmanager
-def engine() -> Iterator[str]:
+def engine(*arguments: str) -> Iterator[str]:
     """Serve the world ``steady`` on a port of loopback."""
     port = 18731
     url = f"http://127.0.0.1:{port}"
     with subprocess.Popen(
         [
             *(*COMMAND, "sim", "--world", "steady", "--seed", "1", "--boot", "100ms"),
-            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--host", "127.0.0.1", "--port", str(port), *arguments),
         ],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -122,20 +134,24 @@ def generated(url: str) -> int:
 
 
 class Timed(Stream):
-    """An answer that also has the engine's own times."""
+    """An answer that also keeps what the engine says of its own times."""
 
-    truth: dict[int, dict[str, float]] = {}
+    said: dict[int, bytes] = {}
+    """Last event by prompt number."""
 
     def end(self, status: int | None) -> None:
-        """Keep what the engine says of itself."""
+        """Keep the last event, to be read when time no longer matters."""
         super().end(status)
-        if status == 200:
-            said = json.loads(self._last.removeprefix(b"data:"))
-            Timed.truth[id(self._record)] = said["sim"][0]
+        Timed.said[self._record.request.index] = self._last
 
 
 def accuracy(url: str) -> list[Row]:
-    """Compare times with the engine's own, at half of saturation."""
+    """Compare times with the engine's own, at half of saturation.
+
+    Both clocks are the machine's monotonic one. The true time to first token counts from when the
+    client's bytes went out: the engine's own stamp of a request comes when its busy loop gets to
+    it, and a user waits for that too.
+    """
 
     async def run() -> list[Record]:
         records = []
@@ -144,19 +160,15 @@ def accuracy(url: str) -> list[Row]:
 
             async def stream(number: int) -> None:
                 await asyncio.sleep(number * 5 / HALF)
-                for turn in range(3):
-                    body = {"model": MODEL, "prompt": [4 + number % 190, 5 + number // 190, turn]}
-                    body |= {"max_tokens": TOKENS, "min_tokens": TOKENS, "ignore_eos": True}
-                    body |= {"stream": True, "sim_timestamps": True}
-                    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-                    data = json.dumps(body).encode()
-                    record = Record(Prepared(number, None, data, TOKENS), "c", clock())
+                for request in requests[number::HALF]:
+                    record = Record(request, "c", clock())
                     await client.send(record)
                     records.append(record)
 
             await asyncio.gather(*(stream(number) for number in range(HALF)))
         return records
 
+    requests = [timed_request(number) for number in range(3 * HALF)]
     client_module.Stream = Timed  # type: ignore[misc]
     try:
         records = asyncio.run(run())
@@ -165,11 +177,11 @@ def accuracy(url: str) -> list[Row]:
     failed = sum(record.error is not None for record in records)
     ttft, tpot = [], []
     for record in records:
-        if record.error is None and record.ttft and record.tpot:
-            said = Timed.truth[id(record)]
+        if record.error is None and record.tpot is not None:
+            said = json.loads(Timed.said[record.request.index].removeprefix(b"data:"))["sim"][0]
             first, last = said["first_token_written"], said["last_token_written"]
             later = TOKENS - said["tokens_in_first_chunk"]
-            ttft.append(abs(record.ttft - (first - said["arrived"])) * 1000)
+            ttft.append(abs(record.chunks[0][0] - first) * 1000)
             tpot.append(abs(record.tpot - (last - first) / later) * 1000)
     where = f"{HALF} in flight"
     return [
@@ -177,6 +189,21 @@ def accuracy(url: str) -> list[Row]:
         bound(f"TPOT error, p99, {where}", float(np.quantile(tpot, 0.99)), "ms", 1.0),
         bound(f"requests failed of {len(records)}, {where}", failed, "", 0),
     ]
+
+
+def timed_request(number: int) -> Prepared:
+    """Return a request whose answer ends with the engine's own times."""
+    body = {
+        "model": MODEL,
+        "prompt": [4 + number % 190, 5 + number // 190],
+        "max_tokens": TOKENS,
+        "min_tokens": TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "sim_timestamps": True,
+    }
+    return Prepared(number, None, json.dumps(body).encode(), TOKENS)
 
 
 def bound(what: str, value: float, unit: str, most: float) -> Row:
@@ -264,7 +291,7 @@ def vllm_bench(
         [
             *(str(here.python), "-c", script, "--backend", "openai", "--base-url", url),
             *("--endpoint", "/v1/completions", "--model", MODEL, "--tokenizer", str(here.model)),
-            *("--dataset-name", "random", "--random-input-len", "64"),
+            *("--dataset-name", "random", "--random-input-len", str(VLLM_PROMPT)),
             *("--random-output-len", str(tokens), "--num-prompts", str(requests)),
             *("--max-concurrency", str(in_flight), "--ignore-eos", "--disable-tqdm"),
             *("--save-result", "--save-detailed", "--result-dir", str(folder)),
@@ -300,7 +327,12 @@ def run_aiperf(
             *(str(command), "profile", "-m", MODEL, "--url", url, "--streaming"),
             *("--endpoint-type", "completions", "--tokenizer", str(tokenizer)),
             *("--concurrency", str(in_flight), "--request-count", str(requests)),
-            *("--synthetic-input-tokens-mean", "64", "--output-tokens-mean", str(tokens)),
+            *(
+                "--synthetic-input-tokens-mean",
+                str(AIPERF_PROMPT),
+                "--output-tokens-mean",
+                str(tokens),
+            ),
             *("--extra-inputs", "ignore_eos:true", "--extra-inputs", f"min_tokens:{tokens}"),
             *("--use-server-token-count", "--ui", "none"),
             *("--output-artifact-dir", str(out / "aiperf")),
@@ -331,7 +363,11 @@ def agreement(url: str, tools: list[Tool], folder: Path) -> list[Row]:
         step(f"agreement: {tool.name}")
         if tool.name == tools[0].name:
             out = folder / "ours.jsonl"
-            profile = {"windows": [{"kind": "hold", "concurrency": 1}], "outputTokens": 16}
+            profile = {
+                "windows": [{"kind": "hold", "concurrency": 1}],
+                "promptTokens": PROMPT,
+                "outputTokens": 16,
+            }
             subprocess.run(
                 [
                     *(*COMMAND, "load", "--url", url, "--profile", "-", "--slo", "ttft=1s"),
@@ -350,7 +386,11 @@ def agreement(url: str, tools: list[Tool], folder: Path) -> list[Row]:
             path = tool.run(url, 1, SINGLE, 16, folder)
             assert path is not None
             # The first request of a process pays for its connection and its imports.
-            records = read_run(path).records[1:]
+            records = [
+                record
+                for record in read_run(path).records[1:]
+                if ceil((record.prompt_tokens or 0) / STEP_TOKENS) == 4
+            ]
             ttft = float(np.mean([1000 * r.ttft for r in records if r.ttft is not None]))
             tpot = float(np.mean([1000 * r.tpot for r in records if r.tpot is not None]))
         means[tool.name] = ttft, tpot
