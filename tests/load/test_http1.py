@@ -1,12 +1,14 @@
 """Answers of the lean HTTP client, in whatever pieces they come."""
 
+import asyncio
 import itertools
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specschedule.load.http1 import MalformedAnswer, Parser
+from specschedule.load.http1 import MalformedAnswer, Moment, Parser
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 
@@ -95,3 +97,16 @@ def test_an_answer_that_is_cut_off_is_refused() -> None:
     parser.feed(chunked([b"abc"])[:-8])
     with pytest.raises(MalformedAnswer, match="before its answer was complete"):
         parser.close()
+
+
+def test_all_that_is_read_in_one_turn_of_the_loop_has_one_time() -> None:
+    async def run() -> None:
+        moment = Moment()
+        first = moment.now()
+        time.sleep(0.002)
+        assert moment.now() == first
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert moment.now() >= first + 0.002
+
+    asyncio.run(run())
