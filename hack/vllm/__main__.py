@@ -37,17 +37,22 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _where(here: environment.Environment) -> str:
+    pod = {"command": server.program(here), "args": server.arguments(here)}
+    return json.dumps({**here.plain(), **pod}, indent=1)
+
+
 def _main() -> int:
     given = _arguments()
     match given.command:
         case "setup":
             here = environment.setup(_say)
             if given.output == "json":
-                print(json.dumps(here.plain(), indent=1))
+                print(_where(here))
             else:
                 print(f"try it: python3 hack/vllm serve   (Python: {here.python})")
         case "where":
-            print(json.dumps(environment.require().plain(), indent=1))
+            print(_where(environment.require()))
         case "serve":
             here = environment.require()
             extra = given.extra[1:] if given.extra[:1] == ["--"] else given.extra

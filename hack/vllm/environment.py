@@ -49,6 +49,11 @@ class Environment:
         return self.venv / "bin/python"
 
     @property
+    def base_python(self) -> Path:
+        """The Python that the virtual environment is made with."""
+        return self.interpreter / f"bin/python3.{sys.version_info.minor}"
+
+    @property
     def model(self) -> Path:
         """The target model."""
         return self.pair / "target"
@@ -166,9 +171,8 @@ def setup(say: Callable[[str], None]) -> Environment:
 
 
 def _install(here: Environment, made: Path) -> None:
-    uv = _uv()
-    minor = f"python3.{sys.version_info.minor}"
-    _run(*uv, "venv", "--quiet", "--python", here.interpreter / "bin" / minor, made)
+    uv = _uv(here)
+    _run(*uv, "venv", "--quiet", "--python", here.base_python, made)
     # Bytecode is compiled here because pods see these files read-only.
     options = ("--quiet", "--no-deps", "--require-hashes", "--compile-bytecode")
     _run(*uv, "pip", "install", *options, "--python", made / "bin/python", "-r", LOCK)
@@ -185,14 +189,13 @@ def _warm(here: Environment, made: Path) -> None:
         raise Failure(f"vLLM wrote nothing about the model class into {made}")
 
 
-def _uv() -> list[str]:
-    found = shutil.which("uv")
-    if found:
-        return [found]
-    module = [sys.executable, "-m", "uv"]
-    if subprocess.run([*module, "--version"], check=False, capture_output=True).returncode:
-        _run(sys.executable, "-m", "pip", "install", "--quiet", "uv")
-    return module
+def _uv(here: Environment) -> list[str | Path]:
+    """Return uv of the base Python: the environment that this may run in has no pip."""
+    command: list[str | Path] = [here.base_python, "-m", "uv"]
+    if subprocess.run([*command, "--version"], check=False, capture_output=True).returncode:
+        pip = (here.base_python, "-m", "pip", "install", "--quiet", "--root-user-action=ignore")
+        _run(*pip, "uv==0.13.9")
+    return command
 
 
 def _run(*command: str | Path, variables: dict[str, str] | None = None) -> None:

@@ -31,20 +31,25 @@ BOOT_SECONDS = 300.0
 """A boot takes about half a minute on two idle cores."""
 
 
-def command(here: Environment, port: int, extra: Sequence[str] = ()) -> list[str]:
-    """Return the server's command line; `extra` comes last, so that it wins.
+def program(here: Environment) -> list[str]:
+    """Return the start of the command line, up to the server's own arguments."""
+    # The "vllm" script asks for a distribution named vllm, which the CPU build is not.
+    return [str(here.python), "-m", "vllm.entrypoints.openai.api_server"]
+
+
+def arguments(here: Environment) -> list[str]:
+    """Return the arguments of every server, in a pod and outside, without speculation.
 
     The default thread binding stays: on two cores, one computes and the other is left to the
     server's other processes and to the clients.
     """
-    # The "vllm" script asks for a distribution named vllm, which the CPU build is not.
-    return [
-        *(str(here.python), "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(here.model), "--served-model-name", MODEL_NAME),
-        *("--host", "127.0.0.1", "--port", str(port)),
-        *ARGUMENTS,
-        *extra,
-    ]
+    return ["--model", str(here.model), "--served-model-name", MODEL_NAME, *ARGUMENTS]
+
+
+def command(here: Environment, port: int, extra: Sequence[str] = ()) -> list[str]:
+    """Return the command line of a server on loopback; `extra` comes last, so that it wins."""
+    listen = ("--host", "127.0.0.1", "--port", str(port))
+    return [*program(here), *arguments(here), *listen, *extra]
 
 
 def as_shell(here: Environment, argv: Sequence[str]) -> str:
