@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specschedule.core import launches
+from specschedule.core.compare import contradiction
 from specschedule.core.evidence import Launch
 from specschedule.core.gate import Gate
 from specschedule.core.judge import Judgement
@@ -69,7 +70,12 @@ def arm_summary(trials: Sequence[TrialFacts]) -> list[dict[str, Any]]:
     summary: list[dict[str, Any]] = []
     for arm in dict.fromkeys(t.spec.arm for t in trials):
         own = [t for t in trials if t.spec.arm == arm]
-        counted = [c for t in own for c in t.status.cells if c.void is None and c.good is not None]
+        counted = [
+            cell
+            for trial in own
+            for cell in trial.status.cells
+            if cell.void is None and cell.good is not None and contradiction(cell) is None
+        ]
         points = sorted({c.profile.concurrency for c in counted if c.profile.concurrency})
         goodput = []
         for point in points:
