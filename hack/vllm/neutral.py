@@ -14,6 +14,7 @@ _VOLATILE = (
     (r"\d\d-\d\d \d\d:\d\d:\d\d", "MM-DD HH:MM:SS"),
     (r"\[W\d{4} [\d:.]+ ", "[WMMDD HH:MM:SS "),
     (r"/tmp/[\w./-]+", "TMP"),
+    (r" at 0x[0-9a-f]+>", " at ADDRESS>"),
     (r"'port': \d+", "'port': PORT"),
     (r"127\.0\.0\.1:\d+", "127.0.0.1:PORT"),
     (r"(mq_connect_ip|coordinator_ip|master_addr)=[\d.]+", r"\1=ADDRESS"),

@@ -19,7 +19,7 @@ from specschedule.adapters.kubernetes import KubernetesWorld
 from specschedule.adapters.kubernetes.api import Api, connect
 from specschedule.core.observed import MetricsFacts, Observed, TargetFacts, TrialSpec
 from specschedule.core.visit import Visit
-from specschedule.ports import Conflict, Key
+from specschedule.ports import Conflict, Key, Unavailable
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP, VERSION = "specschedule.dev", "v1alpha1"
@@ -236,8 +236,19 @@ def connection(cluster: Any) -> Iterator[client.ApiClient]:
             if error.status != 404:
                 raise
             kinds.create_custom_resource_definition(body)
+    until(lambda: _served(Api(api_client)))
     yield api_client
     api_client.close()
+
+
+def _served(api: Api) -> bool:
+    """Say whether the kinds answer: a server makes their storage anew after a replacement."""
+    try:
+        for resource in ("specschedules", "spectrials"):
+            api.list(resource, "default")
+    except Unavailable:
+        return False
+    return True
 
 
 @pytest.fixture

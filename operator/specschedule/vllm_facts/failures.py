@@ -58,11 +58,6 @@ _KNOWN: tuple[_Known, ...] = (
         "no CUDA graph size is a multiple of num_speculative_tokens + 1 = {n} here",
     ),
     _Known(
-        "RunnerLacksMethod",
-        re.compile(r"Model Runner V2 does not yet support: (?P<n>.+)|Model Runner V2 requires"),
-        "model runner V2 is forced but lacks something; unset VLLM_USE_V2_MODEL_RUNNER",
-    ),
-    _Known(
         "BadSchedule",
         re.compile(
             r"num_speculative_tokens_per_batch_size (?:must|values|entry|is required)"
@@ -70,6 +65,11 @@ _KNOWN: tuple[_Known, ...] = (
             r"|^num_speculative_tokens_per_batch_size\.\d"
         ),
         "the engine refuses the schedule",
+    ),
+    _Known(
+        "RunnerLacksMethod",
+        re.compile(r"Model Runner V2 does not yet support: (?P<n>.+)|Model Runner V2 requires"),
+        "model runner V2 is forced but lacks something; unset VLLM_USE_V2_MODEL_RUNNER",
     ),
     _Known(
         "DrafterAssumesFullLength",

@@ -92,7 +92,6 @@ def test_the_operator_writes_only_what_the_design_lets_it_write(helm: Helm) -> N
         ("jobs", "create"),
         ("jobs", "delete"),
         ("events", "create"),
-        ("events", "list"),
         ("events", "patch"),
     }
 
