@@ -28,6 +28,9 @@ INCUMBENT = {"method": "eagle3", "model": "demo/drafter", "num_speculative_token
 """Far too many at 8 requests in flight, so that the gain of a good schedule is far above the
 noise of short windows on a small machine."""
 CANDIDATE = [[1, 2, 5], [3, 16, 1]]
+MEASURED = "50m"
+"""CPU that an engine asks for whose windows count. Three scenes with a load job each must fit two
+cores beside the serving pods of all others."""
 QUESTION: Object = {
     "target": {"name": NAME},
     "mode": "Auto",
@@ -110,10 +113,21 @@ class Place:
         speculative: Object | None = INCUMBENT,
         replicas: int = 1,
         wait: bool = True,
+        cpu: str = "10m",
         change: Callable[[Object], None] = lambda pod: None,
         **values: Any,
     ) -> None:
-        """Deploy the simulated engine and its Service; ``change`` edits the pod template's spec."""
+        """Deploy the simulated engine and its Service.
+
+        Args:
+            world: Physics of the engine.
+            speculative: Its speculative config.
+            replicas: Serving pods.
+            wait: Whether to wait until they are ready.
+            cpu: What each asks for; engines that are measured need ``MEASURED``.
+            change: Edits the pod template's spec.
+            values: More values of the demo's manifest.
+        """
         text = manifest(
             "serving-sim.yaml",
             image=self.stage.image,
@@ -126,8 +140,10 @@ class Place:
         )
         _, deployment, service = yaml.safe_load_all(text)
         pod = deployment["spec"]["template"]["spec"]
+        (server,) = pod["containers"]
+        server["resources"]["requests"]["cpu"] = cpu
         # A probe that waits for a core of a busy machine must not look like serving that dips.
-        pod["containers"][0]["readinessProbe"]["timeoutSeconds"] = 10
+        server["readinessProbe"]["timeoutSeconds"] = 10
         change(pod)
         self.apply(deployment, service)
         if wait:

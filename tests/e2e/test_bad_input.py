@@ -185,15 +185,12 @@ class Expired:
     held: Object
     """Status while it was held."""
     status: Object
-    left: list[Object]
-    """What of the operator's is there at the end."""
 
 
-def expired(place: Place, reason: str, name: str = NAME) -> Expired:
-    held = place.reason(reason, name)
-    status = place.outcome(name, 180)
+def expired(place: Place, held: Object) -> Expired:
+    status = place.outcome(seconds=180)
     place.until("pods and jobs are gone", lambda: not place.ours() and not place.ours("jobs"), 60)
-    return Expired(held, status, place.trials())
+    return Expired(held, status)
 
 
 @scene(launches=0)
@@ -203,7 +200,7 @@ def no_image(place: Place) -> Expired:
 
     place.serve(change=change, replicas=0, wait=False)
     place.ask(experiment=soon(45))
-    return expired(place, "ImagePull")
+    return expired(place, place.reason("ImagePull"))
 
 
 @scene(launches=0)
@@ -213,7 +210,20 @@ def no_gpu(place: Place) -> Expired:
 
     place.serve(change=change, replicas=0, wait=False)
     place.ask(experiment=soon(30))
-    return expired(place, "Unschedulable")
+    return expired(place, place.reason("Unschedulable"))
+
+
+@scene(launches=0)
+def no_volume(place: Place) -> Expired:
+    """The pod mounts a Secret that is not there; only events say so (like case 65)."""
+
+    def change(pod: Object) -> None:
+        pod["volumes"] = [{"name": "weights", "secret": {"secretName": "weights"}}]
+
+    place.serve(change=change, replicas=0, wait=False)
+    place.ask(experiment=soon(45))
+    place.until("it says why", lambda: "weights" in place.status().get("message", ""), 60)
+    return expired(place, place.status())
 
 
 @scene(launches=0)
@@ -225,14 +235,14 @@ def no_quota(place: Place) -> Expired:
     )
     place.serve()
     place.ask(experiment=soon(30))
-    return expired(place, "Refused")
+    return expired(place, place.reason("Refused"))
 
 
 @scene(launches=0)
 def no_prometheus(place: Place) -> Expired:
     place.serve()
     place.ask(experiment=soon(30), prometheus={"url": "http://127.0.0.1:9"})
-    return expired(place, "MetricsUnavailable")
+    return expired(place, place.reason("MetricsUnavailable"))
 
 
 @of(no_image)
@@ -247,6 +257,15 @@ def test_no_free_gpu_is_said_in_the_schedulers_own_words(played: Expired) -> Non
     assert "Insufficient nvidia.com/gpu" in played.held["message"]
     assert (played.status["outcome"], played.status["reason"]) == ("Inconclusive", "Unschedulable")
     assert "Insufficient nvidia.com/gpu" in played.status["message"]
+
+
+@of(no_volume)
+def test_a_volume_that_cannot_be_mounted_is_said_in_the_kubelets_own_words(
+    played: Expired,
+) -> None:
+    assert 'secret "weights" not found' in played.held["message"]
+    assert played.status["outcome"] == "Inconclusive"
+    assert 'secret "weights" not found' in played.status["message"]
 
 
 @of(no_quota)
@@ -277,7 +296,7 @@ def test_a_prometheus_that_refuses_holds_the_run_and_promotes_nothing(
     "which",
     [
         pytest.param(each, marks=of(each), id=each.name)
-        for each in (no_image, no_gpu, no_quota, no_prometheus)
+        for each in (no_image, no_gpu, no_volume, no_quota, no_prometheus)
     ],
 )
 def test_what_was_held_to_its_deadline_leaves_nothing_half_started(

@@ -12,6 +12,7 @@ from hack.demo.stage import ROOT, SYSTEM
 from .place import (
     CANDIDATE,
     INCUMBENT,
+    MEASURED,
     NAME,
     QUESTION,
     Object,
@@ -43,7 +44,7 @@ class Killed:
 
 @scene(launches=7)
 def killed(place: Place) -> Killed:
-    place.serve()
+    place.serve(cpu=MEASURED)
     with place.watching("pods") as pods:
         place.ask()
         trial = place.under_load(2)
@@ -175,7 +176,7 @@ class Replaced:
 
 @scene(launches=3)
 def superseded(place: Place) -> Replaced:
-    place.serve()
+    place.serve(cpu=MEASURED)
     place.ask()
     place.under_load(2)
     first = place.status()["runId"]
@@ -238,7 +239,7 @@ def driven_out(place: Place) -> Driven:
     def take_a_slot(pod: Object) -> None:
         pod["containers"][0]["resources"]["limits"][SLOT] = "1"
 
-    place.serve(change=take_a_slot)
+    place.serve(cpu=MEASURED, change=take_a_slot)
     with place.watching("deployments") as deployments:
         place.ask()
         victim = place.under_load(1)["metadata"]["name"]

@@ -14,6 +14,7 @@ from hack.demo.stage import ROOT
 from .place import (
     CANDIDATE,
     INCUMBENT,
+    MEASURED,
     NAME,
     QUESTION,
     Object,
@@ -64,7 +65,7 @@ def to_the_end(place: Place, **changes: Any) -> Ended:
 
 @scene(launches=7)
 def promoted(place: Place) -> Ended:
-    place.serve(replicas=2)
+    place.serve(cpu=MEASURED, replicas=2)
     return to_the_end(place)
 
 
@@ -74,7 +75,9 @@ def not_promoted(place: Place) -> Ended:
     prompts = yaml.safe_load((ROOT / "hack/prompts/chat-prompts.yaml").read_text())
     prompts["metadata"] = {"name": "prompts"}
     place.apply(prompts)
-    place.serve(world="demo-loses", speculative={**INCUMBENT, "num_speculative_tokens": 5})
+    place.serve(
+        cpu=MEASURED, world="demo-loses", speculative={**INCUMBENT, "num_speculative_tokens": 5}
+    )
     load = {**QUESTION["load"], "prompts": {"configMap": "prompts"}}
     return to_the_end(
         place,
@@ -102,7 +105,7 @@ class TakenBack:
 @scene(launches=7)
 def taken_back(place: Place) -> TakenBack:
     """Once the candidate is approved, a quota lets no new serving pod start."""
-    place.serve(replicas=2)
+    place.serve(cpu=MEASURED, replicas=2)
     before = place.deployment()
     place.ask(mode="Approve", rollout={"deadline": "20s"})
     place.until(
