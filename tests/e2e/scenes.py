@@ -14,7 +14,7 @@ from hack.demo.stage import Stage
 
 from .place import Place
 
-LOADED_AT_ONCE = 3
+LOADED_AT_ONCE = 2
 """Scenes whose windows are measured; their load generators and engines need cores in time."""
 
 LIGHT_AT_ONCE = 3
