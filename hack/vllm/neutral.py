@@ -28,7 +28,7 @@ _VOLATILE = (
     (r"Filesystem type for checkpoints: \w+", "Filesystem type for checkpoints: TYPE"),
     (r"because the filesystem \(\w+\)", "because the filesystem (TYPE)"),
     (r"(cmpl|chatcmpl)-[0-9a-f]+", r"\1-ID"),
-    (r"\"created\": ?\d+", '"created":TIME'),
+    (r"\"created\": ?\d+", '"created":0'),
     (r"(vllm-[\d.]+)-[0-9a-f]{8}", r"\1-HASH"),
 )
 _PROGRESS = re.compile(r"\d+%(\||[^|]*Completed)")

@@ -57,7 +57,7 @@ def test_draft_counters_exist_only_where_there_is_a_drafter(live: Path) -> None:
 
 def test_a_chunk_of_a_drafting_stream_carries_several_tokens(live: Path) -> None:
     chunks = [
-        json.loads(line.removeprefix("data: ").replace('"created":TIME', '"created":0'))
+        json.loads(line.removeprefix("data: "))
         for line in (live / "completion-stream.txt").read_text().splitlines()
         if line.startswith("data: {")
     ]
