@@ -29,8 +29,8 @@ INCUMBENT = {"method": "eagle3", "model": "demo/drafter", "num_speculative_token
 noise of short windows on a small machine."""
 CANDIDATE = [[1, 2, 5], [3, 16, 1]]
 MEASURED = "50m"
-"""CPU that an engine asks for whose windows count. Three scenes with a load job each must fit two
-cores beside the serving pods of all others."""
+"""CPU that an engine asks for whose windows count. The scenes that play at once, with a load job
+each, must fit two cores beside the serving pods of all others."""
 QUESTION: Object = {
     "target": {"name": NAME},
     "mode": "Auto",
