@@ -51,7 +51,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if tier(item) == "e2e":
             item.add_marker(pytest.mark.timeout(E2E_SECONDS))
-    items.sort(key=lambda item: TIERS.index(tier(item)))
+    # The real engine in pods comes last of all: it needs the machine for itself.
+    items.sort(
+        key=lambda item: (TIERS.index(tier(item)), item.get_closest_marker("vllm") is not None)
+    )
 
 
 @pytest.hookimpl(tryfirst=True)

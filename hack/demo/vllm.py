@@ -14,11 +14,17 @@ from hack.demo.stage import ROOT, Stage, Steps
 NAME = "chat"
 
 
-def scenario(drafter: str, *, name: str = "vllm", points: Sequence[int] = (1, 4, 12)) -> Scenario:
+def scenario(
+    drafter: str,
+    *,
+    name: str = "vllm",
+    points: Sequence[int] = (1, 4, 12),
+    requests: int = 48,
+) -> Scenario:
     """Return the real input: static K=4 serves, the candidate drafts less the busier it is.
 
     The limits are wide, so that goodput here is throughput of whole requests: two cores have no
-    latency to promise.
+    latency to promise. Prompts are short, because prefill costs every arm the same.
     """
     return Scenario(
         name=name,
@@ -31,8 +37,9 @@ def scenario(drafter: str, *, name: str = "vllm", points: Sequence[int] = (1, 4,
         slo={"ttft": "20s", "tpot": "2s"},
         load={
             "points": list(points),
-            "promptTokens": 64,
-            "outputTokens": 32,
+            "requests": requests,
+            "promptTokens": 16,
+            "outputTokens": 48,
             "maxSendLag": "250ms",
         },
         bar={

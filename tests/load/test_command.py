@@ -207,6 +207,12 @@ HOLD = "{kind: hold, concurrency: 1}"
             "{kind: hold, concurrency: -4}",
             "window hold-1: hold: needs concurrency of at least 1",
         ),
+        (
+            "a length inside the profile, where it would be ignored",
+            ["--profile", "-"],
+            "{kind: hold, concurrency: 1, promptTokens: 64}",
+            "a profile has no field promptTokens; lengths, sampling and requests stand beside",
+        ),
         ("a hold of nothing", ["--profile", "-"], "{kind: hold}", "needs concurrency"),
         ("an address without scheme", ["--url", "127.0.0.1:8000"], HOLD, "--url 127.0.0.1:8000: "),
         ("an address without host", ["--url", "http://"], HOLD, "--url http://: "),

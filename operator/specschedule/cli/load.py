@@ -16,6 +16,7 @@ import click
 from pydantic import ValidationError
 
 from specschedule.cli.output import BadInput, read_documents
+from specschedule.core.evidence import Profile
 from specschedule.core.spec import Slo
 from specschedule.core.visit import CellClosed, Visit, VisitFailed
 from specschedule.load.prompts import Pool, PromptsMissing, read_pool
@@ -167,7 +168,16 @@ def _window(entry: Any, number: int, source: str) -> dict[str, Any]:
     if not isinstance(entry, dict) or not ("kind" in entry or "profile" in entry):
         raise BadInput(f"{source}: window {number}: needs a profile such as {{kind: hold, ...}}")
     window = entry if "profile" in entry else {"profile": entry}
-    kind = window["profile"].get("kind") if isinstance(window["profile"], dict) else "window"
+    profile = window["profile"]
+    kind = profile.get("kind") if isinstance(profile, dict) else "window"
+    # A profile in a record may hold fields of a later version; one written by hand may not.
+    known = {field.alias for field in Profile.model_fields.values()}
+    if isinstance(profile, dict) and (unknown := sorted(set(profile) - known)):
+        raise BadInput(
+            f"{source}: window {number}: a profile has no field {unknown[0]}; lengths, sampling "
+            "and requests stand beside windows: {promptTokens: 64, windows: [{requests: 40, "
+            "profile: {kind: hold, concurrency: 8}}]}"
+        )
     return {"cell": f"{kind}-{number}"} | window
 
 
