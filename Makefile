@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup check generate test demo demo-down fuzz bench-core bench-load bench-judge bench-tuner lock
+.PHONY: help setup check generate test demo demo-down fuzz bench-core bench-load bench-judge bench-tuner bench-engine lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ bench-core: setup ## Time of the schedule language and of a preflight
 
 bench-load: setup ## Accuracy and cost of the load generator
 	python tests/bench/bench_load.py
+
+bench-engine: setup ## What recorder and scheduler add to an engine step
+	python tests/bench/bench_engine.py
 
 bench-tuner: setup ## Regret and cost of the tuner, in virtual time
 	python tests/bench/bench_tuner.py

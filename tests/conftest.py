@@ -7,6 +7,7 @@ pass.
 """
 
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -138,6 +139,14 @@ def _missing(which: str) -> str | None:
     asked = [sys.executable, "-c", script]
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
     return f"{which} tests: {done.stderr.strip()}" if done.returncode else None
+
+
+@pytest.fixture(scope="session")
+def engine() -> dict[str, Any]:
+    """Where the real engine lies, as `hack/vllm where` says."""
+    command = [sys.executable, "hack/vllm", "where"]
+    found: dict[str, Any] = json.loads(subprocess.check_output(command, cwd=ROOT))
+    return found
 
 
 @dataclass(frozen=True)

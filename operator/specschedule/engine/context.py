@@ -1,0 +1,47 @@
+"""Schedulers that execute five-number rows on an engine that knows three-number rows only.
+
+``--scheduler-cls specschedule.engine.context.AsyncContextScheduler``, or ``ContextScheduler``
+where asynchronous scheduling is off (ngram). The server is started with three-number rows that
+name every K, and the table comes from the file that SPECSCHEDULE_TABLE names. Rows of three
+numbers there give what the engine's own lookup gives.
+"""
+
+import os
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from specschedule.core.schedule import EffectiveTable, ScheduleError, effective
+from specschedule.engine import settings
+from specschedule.engine.planner import BootError, check_prepared
+from specschedule.engine.scheduling import Planned
+
+
+class _FromFile(Planned):
+    kind = "context"
+
+    def first_table(self) -> EffectiveTable:
+        """Return the file's table.
+
+        Raises:
+            SettingError: There is no file with JSON in it.
+            BootError: It holds no schedule that this server can follow.
+        """
+        try:
+            table = effective(
+                settings.rows(os.environ),
+                max_tokens=self.boot.max_tokens,
+                max_num_seqs=self.boot.max_num_seqs,
+            )
+        except ScheduleError as fault:
+            raise BootError(f"{settings.TABLE}: {fault.message}") from fault
+        check_prepared(table, self.boot)
+        return table
+
+
+class AsyncContextScheduler(_FromFile, AsyncScheduler):
+    """Follows the file's table, scheduling asynchronously."""
+
+
+class ContextScheduler(_FromFile, Scheduler):
+    """Follows the file's table, without asynchronous scheduling."""

@@ -1,0 +1,372 @@
+"""In the real engine: every step gets the K that was planned, and the records are the engine's.
+
+Two boots in all: one under the probe scheduler with recorder and fingerprint, one under the
+context-axis scheduler. Everything reaches the server as a person would bring it: a delivered
+folder on PYTHONPATH, variables, arguments, requests.
+"""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specschedule.core.schedule import effective
+from specschedule.engine import deliver, inband, selftest, settings
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).resolve().parents[2]
+BOOT_SECONDS = 300.0
+EVERY_K = [[1, 4, 4], [5, 8, 3], [9, 12, 2], [13, 14, 1], [15, 16, 0]]
+LIMITS = {"max_tokens": 4, "max_num_seqs": 16}
+SECRET = "only-this-launch"
+
+
+@dataclass(frozen=True)
+class Booted:
+    """A server, with where each part of ours answers."""
+
+    port: int
+    ports: Mapping[str, int]
+
+    def page(self, name: str) -> str:
+        return f"http://127.0.0.1:{self.ports[name]}"
+
+    def complete(self, prompt: Sequence[int], tokens: int, **xargs: str) -> None:
+        body = {"model": "pair", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0}
+        body |= {"ignore_eos": True} | ({"vllm_xargs": xargs} if xargs else {})
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        answer = connection.getresponse()
+        said = json.loads(answer.read())
+        connection.close()
+        assert answer.status == 200, said
+        assert said["usage"]["completion_tokens"] == tokens
+
+    def metrics(self) -> dict[str, float]:
+        """Every counter and gauge, summed over its series."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        connection.close()
+        found: dict[str, float] = {}
+        for name, value in re.findall(r"^([a-z_:]+)(?:{.*})? (\S+)$", text, re.MULTILINE):
+            found[name] = found.get(name, 0.0) + float(value)
+        return found
+
+
+def prompt(tokens: int, first: int = 1) -> list[int]:
+    return [5 + (first + 7 * at) % 200 for at in range(tokens)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def booted(
+    engine: dict[str, Any], folder: Path, arguments: list[str], variables: dict[str, str]
+) -> Iterator[Booted]:
+    deliver.deliver(folder / "plugins")
+    names = (settings.RECORDER_PORT, settings.SCHEDULER_PORT, settings.FINGERPRINT_PORT)
+    ports = {name: free_port() for name in names}
+    port = free_port()
+    speculative = {
+        "method": "draft_model",
+        "model": engine["drafter"],
+        "num_speculative_tokens": 4,
+        "num_speculative_tokens_per_batch_size": EVERY_K,
+    }
+    arguments = ["--speculative-config", json.dumps(speculative), *arguments]
+    environment = {name: str(value) for name, value in ports.items()} | variables
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "hack/vllm", "serve", "--port", str(port), "--", *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(folder / "plugins"), **environment},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            wait(port, process, folder / "log")
+            yield Booted(port, ports)
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=20)
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + BOOT_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            time.sleep(0.5)
+        finally:
+            connection.close()
+    pytest.fail("vLLM did not start:\n" + log.read_text(errors="replace")[-4000:])
+
+
+@pytest.fixture(scope="module")
+def probe(engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
+    arguments = [
+        "--scheduler-cls=specschedule.engine.probe.AsyncProbeScheduler",
+        "--worker-extension-cls=specschedule.engine.fingerprint.Fingerprint",
+        "--enable-logging-iteration-details",
+        "--cudagraph-metrics",
+        "--disable-log-stats",
+    ]
+    variables = {
+        settings.SECRET: SECRET,
+        settings.TTFT: "60000",
+        settings.TPOT: "0.000001",
+        "VLLM_SERVER_DEV_MODE": "1",
+    }
+    with booted(engine, tmp_path_factory.mktemp("probe"), arguments, variables) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tested(probe: Booted) -> dict[str, Any]:
+    """The self test as a launch runs it, before anything else."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "specschedule.engine.selftest", "--model", "pair"),
+            *("--url", f"http://127.0.0.1:{probe.port}"),
+        ],
+        env={
+            **os.environ,
+            settings.SECRET: SECRET,
+            settings.SCHEDULER_PORT: str(probe.ports[settings.SCHEDULER_PORT]),
+        },
+        check=False,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return {"code": done.returncode, **json.loads(done.stdout)}
+
+
+def test_the_self_test_sees_every_k_run(probe: Booted, tested: dict[str, Any]) -> None:
+    assert tested == {"code": 0, "passed": True, "findings": []}
+    facts = selftest.facts(probe.page(settings.SCHEDULER_PORT))
+    assert facts["proven"] == [0, 1, 2, 3, 4]
+    assert facts["switches"] == 5
+    for k, observed in facts["observed"].items():
+        assert set(observed) == {k}, "every draft of every request was as planned"
+
+
+def test_k_per_step_is_the_plan_while_the_batch_changes(
+    probe: Booted, tested: dict[str, Any]
+) -> None:
+    page = probe.page(settings.SCHEDULER_PORT)
+    before = selftest.facts(page)["next"]
+    rows = [[1, 1, 4], [2, 3, 2], [4, 4, 0], [5, 16, 1]]
+    with ThreadPoolExecutor(6) as pool:
+        asked = inband.arguments(SECRET, rows, "plan")
+        work = [pool.submit(probe.complete, prompt(20, n), 24 + 16 * n, **asked) for n in range(6)]
+        for each in work:
+            each.result()
+    lines = selftest.steps(page, before)
+    table = effective(rows, **LIMITS)
+    assert {line["window"] for line in lines} == {"plan"}
+    assert [line["tokens"] for line in lines] == [table.tokens(each["batchSize"]) for each in lines]
+    assert {line["tokens"] for line in lines} == {0, 1, 2, 4}
+    decoding = [(a, b) for a, b in pairwise(lines) if b["decodes"]]
+    assert len(decoding) > 20
+    assert all(b["verified"] == a["tokens"] for a, b in decoding), "drafted as planned before it"
+    shapes = [(line["batchSize"], line["targetTokens"]) for line in lines if "firstOfShape" in line]
+    assert len(shapes) == len(set(shapes)) > 3
+    assert selftest.facts(page)["finding"] is None
+
+
+def test_a_request_without_the_secret_switches_nothing(
+    probe: Booted, tested: dict[str, Any]
+) -> None:
+    page = probe.page(settings.SCHEDULER_PORT)
+    before = selftest.facts(page)
+    probe.complete(prompt(20), 8, **inband.arguments("guess", [[1, 16, 0]], "theirs"))
+    after = selftest.facts(page)
+    assert (after["ranges"], after["switches"]) == (before["ranges"], before["switches"])
+    assert inband.SECRET in after["refused"]
+
+
+def test_the_recorder_agrees_with_the_engines_own_counters(
+    probe: Booted, tested: dict[str, Any]
+) -> None:
+    probe.complete(prompt(30), 16)
+    lines = selftest.steps(probe.page(settings.RECORDER_PORT))
+    metrics = probe.metrics()
+
+    def total(name: str) -> int:
+        return sum(line.get(name, 0) for line in lines)
+
+    assert lines[0]["step"] == 0
+    assert total("outputTokens") == metrics["vllm:generation_tokens_total"]
+    assert total("drafts") == metrics["vllm:spec_decode_num_drafts_total"]
+    assert total("draftTokens") == metrics["vllm:spec_decode_num_draft_tokens_total"]
+    assert total("acceptedTokens") == metrics["vllm:spec_decode_num_accepted_tokens_total"]
+    assert total("finished") == total("firstTokens") == metrics["vllm:request_success_total"]
+    assert metrics["specschedule_engine_requests_total"] == total("finished")
+    assert metrics["specschedule_engine_first_tokens_total"] == total("finished")
+    assert metrics["specschedule_engine_recorder_on"] == 1.0
+
+
+def test_the_recorder_saw_no_draft_that_the_scheduler_did_not_plan(
+    probe: Booted, tested: dict[str, Any]
+) -> None:
+    def verified(name: str, key: str) -> Counter[int]:
+        lines = selftest.steps(probe.page(name))
+        return Counter(line[key] for line in lines if line.get(key))
+
+    seen = verified(settings.RECORDER_PORT, "tokens")
+    planned = verified(settings.SCHEDULER_PORT, "verified")
+    assert set(seen) == set(planned) == {1, 2, 3, 4}
+    # A step that was under way when its request ended is planned, and its drafts count nowhere.
+    assert 0.7 * planned.total() < seen.total() <= planned.total()
+
+
+def test_a_request_that_misses_one_limit_is_not_good(probe: Booted, tested: dict[str, Any]) -> None:
+    # Nothing takes a billionth of a second per token: all is slow, though no first token is late.
+    connection = http.client.HTTPConnection("127.0.0.1", probe.port, timeout=30)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    found = dict(
+        re.findall(r'^specschedule_engine_requests_total.*outcome="(\w+)".* (\S+)$', text, re.M)
+    )
+    assert float(found["good"]) == float(found["failed"]) == 0.0
+    assert float(found["slow"]) > 0.0
+
+
+def test_the_fingerprint_is_the_workers_own(probe: Booted) -> None:
+    facts = selftest.facts(probe.page(settings.FINGERPRINT_PORT))
+    clocks = {name: facts.pop(name) for name in ("monotonic", "unix")}
+    assert clocks["unix"] > 0
+    connection = http.client.HTTPConnection("127.0.0.1", probe.port, timeout=30)
+    headers = {"Content-Type": "application/json"}
+    asked = json.dumps({"method": "specschedule_fingerprint"})
+    connection.request("POST", "/collective_rpc", asked, headers)
+    assert json.loads(connection.getresponse().read()) == {"results": [facts]}
+    connection.close()
+    torch = facts.pop("torchVersion")
+    assert re.match(r"2\.\d+", torch)
+    assert facts == {
+        "modelRunner": "V1",
+        "graphMode": "NONE",
+        "attentionBackend": "CPU_ATTN",
+        "drafter": "DraftModelProposer",
+        "asyncScheduling": True,
+        "schedule": EVERY_K,
+        "numSpeculativeTokens": 4,
+        "enforceEager": True,
+        "graphsCaptured": 0,
+    }
+
+
+MISFIT = """
+from types import SimpleNamespace
+from specschedule.engine import context, recorder, scheduling
+scheduler = context.ContextScheduler.__new__(context.ContextScheduler)
+scheduler.dynamic_sd_lookup = [0, 1]
+scheduler.scheduler_config = SimpleNamespace(async_scheduling=True, max_num_seqs=1)
+try:
+    scheduling._check(scheduler)
+except ValueError as refused:
+    print(refused)
+"""
+
+
+def test_a_scheduler_that_does_not_fit_the_server_names_the_one_that_does(
+    engine: dict[str, Any], tmp_path: Path
+) -> None:
+    deliver.deliver(tmp_path)
+    said = subprocess.check_output(
+        [engine["python"], "-c", MISFIT],
+        env={**os.environ, **engine["env"], "PYTHONPATH": str(tmp_path)},
+        text=True,
+    )
+    assert "--scheduler-cls specschedule.engine.context.AsyncContextScheduler" in said
+
+
+BY_CONTEXT = [[1, 1, 1, 128, 1], [1, 1, 129, 1024, 4], [2, 16, 1, 128, 0], [2, 16, 129, 1024, 2]]
+
+
+@pytest.fixture(scope="module")
+def by_context(
+    engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Booted]:
+    folder = tmp_path_factory.mktemp("context")
+    (folder / "rows.json").write_text(json.dumps(BY_CONTEXT))
+    arguments = ["--scheduler-cls=specschedule.engine.context.AsyncContextScheduler"]
+    variables = {settings.TABLE: str(folder / "rows.json")}
+    with booted(engine, folder, arguments, variables) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("why", "lengths", "planned"),
+    [
+        ("alone and short", [20], {1}),
+        ("alone and long", [400], {4}),
+        ("short ones together", [20, 24], {0, 1}),
+        ("long ones together", [400, 380], {2, 4}),
+        ("mixed: their mean is long", [20, 400], {0, 1, 2, 4}),
+    ],
+)
+def test_five_number_rows_run_at_every_step_of_the_real_engine(
+    by_context: Booted, why: str, lengths: list[int], planned: set[int]
+) -> None:
+    page = by_context.page(settings.SCHEDULER_PORT)
+    before, counted = selftest.facts(page)["next"], by_context.metrics()
+    with ThreadPoolExecutor(len(lengths)) as pool:
+        work = [pool.submit(by_context.complete, prompt(n, n), 40) for n in lengths]
+        for each in work:
+            each.result()
+    lines, after = selftest.steps(page, before), by_context.metrics()
+    table = effective(BY_CONTEXT, **LIMITS)
+    for line in lines:
+        assert line["tokens"] == table.tokens(line["batchSize"], line["context"]), line
+    assert {line["tokens"] for line in lines if line["decodes"]} <= planned, why
+    decoding = [(a, b) for a, b in pairwise(lines) if b["decodes"]]
+    assert len(decoding) >= 8
+    assert all(b["verified"] == a["tokens"] for a, b in decoding)
+    if len(lengths) == 1:
+        # The engine's own counters, which know nothing of our table.
+        name = "vllm:spec_decode_num_draft"
+        drafts = after[f"{name}s_total"] - counted[f"{name}s_total"]
+        tokens = after[f"{name}_tokens_total"] - counted[f"{name}_tokens_total"]
+        assert {tokens / drafts} == planned
+        contexts = [line["context"] for line in lines if line["decodes"]]
+        assert contexts[0] == lengths[0]
+        assert contexts == sorted(contexts)
+    else:
+        both = [line["context"] for line in lines if line["decodes"] == 2]
+        mean = sum(lengths) // 2
+        assert both
+        assert all(mean <= each <= mean + 50 for each in both), "prompts and 40 tokens of output"
+    assert selftest.facts(page)["finding"] is None
