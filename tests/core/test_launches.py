@@ -91,6 +91,33 @@ def test_a_planned_trial_gets_its_pod_only_when_prometheus_answers():
     assert "connection refused" in held.message
 
 
+def done(compiled_at, **cell):
+    """A visit that has ended, in whose time the engine compiled something."""
+    plain = CELL.plain() | {"startedAt": "1970-01-01T00:26:40Z"} | cell
+    closed = CellClosed(cell=Cell.model_validate(plain))
+    over = visit("Succeeded", [closed, VisitEnded(scraped_at=[1950.0])])
+    return step(trial(pod(compiled_at=compiled_at), over, COUNTED, started_at=STARTED, visits=1))
+
+
+CROSSING = {"kind": "crossing", "low": 2, "high": 8, "boundary": 4, "periodSeconds": 5}
+COMPILED = {
+    "before the window": ([1599.0], {}, "Recording"),
+    "in the window": ([1604.0], {}, "VisitAgain"),
+    "after the window": ([1611.0], {}, "Recording"),
+    "in a crossing, which shows first-use costs": ([1604.0], {"profile": CROSSING}, "Recording"),
+    "in a window of which the log is not known": (None, {}, "Recording"),
+}
+
+
+@pytest.mark.parametrize("claim", COMPILED)
+def test_a_steady_window_in_which_the_engine_compiled_is_measured_again(claim):
+    compiled_at, cell, waiting = COMPILED[claim]
+    found = done(compiled_at, **cell)
+    assert found.waiting == waiting
+    assert found.held == (compiled_at is None)
+    assert bool(found.actions) == (compiled_at is not None)
+
+
 def test_the_start_is_recorded_so_that_a_pod_deleted_later_is_known_to_have_existed():
     recorded = step(trial(pod("Pending")))
     (record,) = recorded.actions

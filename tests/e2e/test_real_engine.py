@@ -37,7 +37,7 @@ def cells(trials, arm, at):
         for trial in trials
         if trial["spec"]["arm"] == arm
         for cell in trial["status"]["cells"]
-        if cell["profile"]["concurrency"] == at and not cell.get("void")
+        if cell["profile"].get("concurrency") == at and not cell.get("void")
     ]
 
 

@@ -66,6 +66,25 @@ def test_the_published_configuration_is_accepted():
     assert found["blockSize"].reason == "LeftToEngine"
 
 
+BLOCKS = {
+    "as many tokens as the block holds": (5, "Pass", "Holds"),
+    "more tokens than the block holds": (3, "Fail", "BeyondBlock"),
+    "fewer tokens than the block holds": (7, "Pass", "BelowBlock"),
+}
+
+
+@pytest.mark.parametrize("claim", BLOCKS)
+def test_a_block_drafters_files_limit_the_tokens(claim):
+    block, verdict, reason = BLOCKS[claim]
+    dspark = target(**speculative(method="dspark"))
+    found = {
+        each.gate: each
+        for each in before_pods(spec(), dspark, matrix=matrix.ROWS, drafter_block=block)
+    }["blockSize"]
+    assert (found.answer, found.reason) == (verdict, reason)
+    assert f"is {block}" in found.message
+
+
 V1 = {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
 V2 = {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"}}
 

@@ -6,7 +6,7 @@ from specschedule.core.evidence import Cell, Launch, Receipt
 from specschedule.core.gate import GATES
 from specschedule.core.gates import between_arms, blocking
 from specschedule.core.observed import ServerFacts
-from specschedule.core.receipts import differences
+from specschedule.core.receipts import compared
 from specschedule.core.spec import Spec
 
 ROWS = [[1, 2, 5], [3, 16, 1]]
@@ -83,9 +83,24 @@ def launch(arm, cells=None, *, schedule=None, number=1, void=None, failed=None, 
     if arm == "candidate-card" and schedule is None:
         schedule = ROWS
     return Launch(
-        arm=arm, launch=number, round=1, schedule=schedule, receipt=receipt(**facts), cells=cells,
-        void=void, failed=failed,
+        arm=arm, launch=number, round=1, schedule=schedule, receipt=receipt(**facts),
+        cells=[*cells, SAID], void=void, failed=failed,
     )  # fmt: skip
+
+
+SAID = Cell.model_validate(
+    {
+        "cell": "equivalence",
+        "arm": "x",
+        "launch": 1,
+        "profile": {"kind": "equivalence", "steps": [[1, 2]]},
+        "windowSeconds": 1.0,
+        "offered": 2,
+        "completed": 2,
+        "outputs": {"prompts": "0a1b", "unit": "token", "answers": ["17 4", "23"]},
+    }
+)
+"""What every launch says when it is asked for its outputs."""
 
 
 def none_cell(at):
@@ -360,20 +375,35 @@ def test_prefix_cache_hits_must_be_as_declared_and_alike():
     assert answer("prefixCache", silent).answer == "Unknown"
 
 
+LORA = SERVER.model_copy(update={"enable_lora": True, "adapters": ["a", "b"]})
+ADAPTERS = {
+    "as in serving": (["a", "b"], LORA, "Pass", "Same"),
+    "one is missing": (["a"], LORA, "Fail", "AdaptersDiffer"),
+    "one too many": (["a", "b", "c"], LORA, "Fail", "AdaptersDiffer"),
+    "not told": (None, LORA, "Unknown", "NotRead"),
+    "serving cannot be asked": (
+        ["a", "b"], LORA.model_copy(update={"adapters": None}), "Unknown", "NotRead",
+    ),
+    "a server without adapters": (None, SERVER, "NotApplicable", "NoAdapters"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", ADAPTERS)
+def test_adapters_are_those_of_serving(claim):
+    adapters, server, verdict, reason = ADAPTERS[claim]
+    others = {arm: launch(arm, adapters=["a", "b"]) for arm in ("incumbent", "none")}
+    card = launch("candidate-card", adapters=adapters)
+    found = answer("adapters", arms(**others, candidate=card), server=server)
+    assert (found.answer, found.reason) == (verdict, reason)
+    if verdict == "Fail":
+        assert "candidate-card lacks" in found.message
+
+
 def test_a_counted_window_with_preemptions_fails_and_an_unread_one_is_unknown():
     assert answer("preemptions", candidate(cell(1, 5, preemptions=2))).reason == "Preempted"
     assert answer("preemptions", candidate(cell(1, 5, preemptions=None))).answer == "Unknown"
     void = candidate(cell(1, 5, preemptions=2, void="preempted"), cell(8, 1))
     assert answer("preemptions", void).answer == "Pass"
-
-
-def test_output_equivalence_is_judged_by_how_often_none_differs_from_itself():
-    assert answer("outputEquivalence", arms()).reason == "NotChecked"
-    differing = arms(
-        candidate=launch("candidate-card", [cell(1, 5, first_token_differences=18)]),
-        none=launch("none", [none_cell(1).model_copy(update={"first_token_differences": 1})]),
-    )
-    assert answer("outputEquivalence", differing).reason == "OutputDiffers"
 
 
 def test_void_and_failed_launches_do_not_count():
@@ -405,8 +435,33 @@ def test_an_override_is_shown_beside_the_answer():
     assert "PromptsNotUnique" in found.message
 
 
-def test_two_receipts_tell_what_differs():
-    assert differences(receipt(), receipt(gpu="A100", node="n")) == {"gpu": ("H100", "A100")}
+COMPARED = {
+    "the same facts": ({}, {}, {}),
+    "what every launch must share": ({}, {"gpu": "A100"}, {"gpu": True}),
+    "what every launch that drafts must share": (
+        {}, {"attention_backend": "FLASHINFER"}, {"attentionBackend": True},
+    ),
+    "a graph mode under policy Report": ({}, {"graph_mode": "PIECEWISE"}, {"graphMode": False}),
+    "a graph mode under policy Same": (
+        {"policy": {"graphMode": "Same"}}, {"graph_mode": "PIECEWISE"}, {"graphMode": True},
+    ),
+    "what differs by design": ({}, {"node": "b", "boot_seconds": 9.0, "captured_sizes": [1]}, {}),
+    "what is only reported": ({}, {"kv_cache_tokens": 9_000}, {"kvCacheTokens": False}),
+    "a fact that one launch does not tell": ({}, {"gpu": None}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", COMPARED)
+def test_receipts_tell_what_differs_and_what_of_it_is_forbidden(claim):
+    policy, facts, expected = COMPARED[claim]
+    found = compared(spec(**policy), arms(candidate=launch("candidate-card", **facts)), {"none"})
+    assert {each.fact: each.forbidden is not None for each in found} == expected
+
+
+def test_none_may_differ_where_only_drafting_launches_must_agree():
+    found = compared(spec(), arms(none=launch("none", model_runner="V1")), {"none"})
+    assert [(each.fact, each.forbidden) for each in found] == [("modelRunner", None)]
+    assert found[0].values == {'"V2"': ["incumbent", "candidate-card"], '"V1"': ["none"]}
 
 
 def test_without_a_counted_launch_of_none_nothing_is_promoted():

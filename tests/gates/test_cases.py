@@ -508,6 +508,26 @@ def test_a_target_of_another_name_and_a_version_that_is_none_get_one_line(tmp_pa
         assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_drafters_own_files_answer_the_gate_of_its_block_size(tmp_path):
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(specschedule()))
+    (tmp_path / "target.yaml").write_text(
+        yaml.safe_dump(deployment(speculative=STATIC | {"method": "dspark"}))
+    )
+    command = ["preflight", "-f", str(tmp_path / "spec.yaml"), "-o", "json"]
+    command += ["--target", str(tmp_path / "target.yaml"), "--drafter", str(tmp_path)]
+    config = tmp_path / "config.json"
+    for text, reason in (('{"block_size": 3}', "BeyondBlock"), ('{"block_size": 4}', "Holds")):
+        config.write_text(text)
+        gates = json.loads(CliRunner().invoke(main, command).output)["gates"]
+        assert next(gate for gate in gates if gate["gate"] == "blockSize")["reason"] == reason
+    for text, said in (("{", "not JSON"), ("{}", "names no block_size"), ("[]", "no block_size")):
+        config.write_text(text)
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 2
+        assert said in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
 def test_watch_without_a_usable_kubeconfig_gets_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     result = CliRunner().invoke(main, ["watch", "chat", "-n", "llm"])

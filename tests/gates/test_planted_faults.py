@@ -59,6 +59,9 @@ def visit(arm, url):
         {"cell": f"hold{at}", "profile": {"kind": "hold", "concurrency": at}, "tokens": planned}
         for at, planned in zip((1, 8), PLANNED[arm], strict=True)
     ]
+    windows.append(
+        {"cell": "said", "profile": {"kind": "equivalence", "steps": [[1, 8], [8, 10], [1, 4]]}}
+    )
     return {
         "run": "r", "arm": arm, "launch": 1, "round": 1, "url": url, "windows": windows,
         "slo": {"ttft": "10s"}, "promptTokens": 64, "outputTokens": 24, "scrapes": 0,
@@ -97,7 +100,7 @@ def launched(arm, *options):
         server.communicate(timeout=30)
     events = [visit_event.validate_json(line) for line in load.stdout.splitlines()]
     cells = [event.cell for event in events if isinstance(event, CellClosed)]
-    assert len(cells) == 2, load.stderr
+    assert len(cells) == 3, load.stderr
     return Launch(
         arm=arm, launch=1, round=1,
         schedule=ROWS if arm == "candidate-card" else None,
@@ -109,7 +112,7 @@ def launched(arm, *options):
 
 @pytest.fixture(scope="module")
 def controls():
-    return [launched("none"), launched("incumbent")]
+    return [launched("none"), launched("none"), launched("incumbent")]
 
 
 def answers(controls, candidate):
@@ -128,6 +131,10 @@ FAULTS = {
     "json-logs": ("logLevel", "Pass", "Holds"),
     # Counters cannot show it: only the comparison with the arm none can.
     "drafter-ignores-k": ("scheduleInEffect", "Pass", "Holds"),
+    "equivalence": ("outputEquivalence", "Fail", "OutputDiffers"),
+    # One band only: K=5 up to 2 in flight, K=1 above.
+    "equivalence-in-band@5": ("outputEquivalence", "Fail", "OutputDiffers"),
+    "equivalence-in-band@1": ("outputEquivalence", "Fail", "OutputDiffers"),
 }
 
 

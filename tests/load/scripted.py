@@ -37,6 +37,8 @@ class Script:
     varied: bool = False
     """Whether every token has a text of its own."""
     cached: int | None = None
+    ids: bool = False
+    """Whether the ids of the tokens are told: 0, 1, 2 and so on."""
 
 
 @dataclass
@@ -49,6 +51,8 @@ class Scripted:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     in_flight: int = 0
     seen_in_flight: list[int] = field(default_factory=list)
+    entered: list[int] = field(default_factory=list)
+    """Requests in flight as each request came in, itself included."""
     tokens: int = 0
     metrics_fault: bool = False
     url: str = ""
@@ -93,6 +97,7 @@ class Scripted:
             return web.json_response({"error": {"message": "as scripted"}}, status=script.status)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         self.in_flight += 1
+        self.entered.append(self.in_flight)
         try:
             await response.prepare(request)
             await self._stream(response, request, script, body)
@@ -126,8 +131,10 @@ class Scripted:
                 counts["prompt_tokens_details"] = {"cached_tokens": script.cached}
             return counts
 
-        def piece(text: str) -> dict[str, Any]:
+        def piece(text: str, size: int = 0) -> dict[str, Any]:
             choice: dict[str, Any] = {"index": 0, "finish_reason": None}
+            if script.ids:
+                choice["token_ids"] = list(range(total - size, total))
             choice |= {"delta": {"content": text}} if chat else {"text": text}
             return {"choices": [choice]} | ({"usage": usage()} if script.continuous else {})
 
@@ -148,7 +155,7 @@ class Scripted:
             words = [secrets.token_hex(3) if script.varied else script.text for _ in range(size)]
             total += size
             self.tokens += size
-            await write(piece("".join(words)))
+            await write(piece("".join(words), size))
         await write({"choices": [], "usage": usage()})
         await write("[DONE]")
 

@@ -31,7 +31,7 @@ def ask(
             body = json.dumps({"max_tokens": tokens} | prompt).encode()
             clock = asyncio.get_running_loop().time
             record = Record(Prepared(0, None, body, tokens), "c", clock())
-            client.keep_text = True
+            client.keep_answers = True
             await client.send(record)
             return record
 

@@ -49,3 +49,14 @@ def test_a_series_that_vanishes_is_a_fault() -> None:
     delta = difference(read(BEFORE), {})
     assert delta.fault is not None
     assert "to nothing" in delta.fault
+
+
+def test_aborted_requests_are_told_from_others_that_ended() -> None:
+    def ended(stopped: int, aborted: int) -> str:
+        return (
+            f'vllm:request_success_total{{engine="0",finished_reason="stop"}} {stopped}\n'
+            f'vllm:request_success_total{{engine="0",finished_reason="abort"}} {aborted}\n'
+        )
+
+    assert difference(read(ended(3, 1)), read(ended(9, 3))).aborted == 2
+    assert difference(read(BEFORE), read(BEFORE)).aborted is None

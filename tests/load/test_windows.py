@@ -165,6 +165,7 @@ def test_one_late_send_among_few_is_chance_and_two_are_not() -> None:
             EngineDelta(prefix_queries=100, prefix_hits=0),
             "at least 5%",
         ),
+        ("requests that others gave up", {}, {}, EngineDelta(aborted=2), "aborted 2 requests"),
         ("no cache counters", {"prefixCache": "Warm"}, {}, EngineDelta(), None),
     ],
 )

@@ -60,7 +60,8 @@ def test_every_arm_of_a_round_sees_the_same_windows_in_the_same_order() -> None:
 
 def test_windows_hold_each_point_and_each_category_that_the_bar_names() -> None:
     spec = spec_of()
-    found = windows(spec, arm_of(spec, "candidate-card"), round=3, first=False)
+    *found, outputs = windows(spec, arm_of(spec, "candidate-card"), round=3, first=False)
+    assert outputs.profile.kind == "equivalence"
     assert sorted(w.cell.rsplit("-s", 1)[0] for w in found) == [
         "r3-hold1",
         "r3-hold1-code",
@@ -94,7 +95,47 @@ def test_standard_crosses_each_boundary_both_ways_first_pass_apart() -> None:
         (1, 2, 8, 2),
     ]
     incumbents = windows(spec, arm_of(spec, "incumbent"), round=1, first=True)
-    assert {w.profile.kind for w in incumbents} == {"hold"}
+    assert {w.profile.kind for w in incumbents} == {"hold", "equivalence"}
+
+
+def outputs_of(schedules: list[list[list[int]]], points: list[int]) -> list[list[int]]:
+    """The staircase over which outputs are compared; the server's largest batch is 16."""
+    candidates = [{"name": f"c{n}", "schedule": rows} for n, rows in enumerate(schedules)]
+    load = {**SPEC["load"], "points": points}
+    bar = {"improve": [{"metric": "goodput", "by": "15%"}]}
+    spec = Spec.model_validate({**SPEC, "candidates": candidates, "load": load, "bar": bar})
+    arm = arm_of(spec, "incumbent")
+    (outputs,) = (
+        w for w in windows(spec, arm, round=2, first=False) if w.profile.kind == "equivalence"
+    )
+    assert outputs.seed == spec.experiment.seed, "relaunches are asked the same"
+    assert outputs.profile.steps is not None
+    return outputs.profile.steps
+
+
+CARD = [[1, 2, 5], [3, 16, 1]]
+STAIRCASES = {
+    "each band at its largest load point, up and down": (
+        ([CARD], [1, 8, 16]), [[1, 8], [16, 22], [1, 4]],
+    ),
+    "a band without a load point where it begins": (
+        ([CARD], [1]), [[1, 8], [3, 8], [1, 4]],
+    ),
+    "the bands of all candidates": (
+        ([CARD, [[1, 4, 5], [5, 16, 2]]], [1, 8]), [[1, 8], [3, 8], [8, 8], [3, 4], [1, 4]],
+    ),
+    "one band": (([[[1, 16, 2]]], [4]), [[4, 8]]),
+    "no more in flight than the server batches": (([CARD], [1, 64]), [[1, 8], [16, 22], [1, 4]]),
+    "no band that the server never reaches": (
+        ([[[1, 2, 5], [3, 32, 2], [33, 64, 0]]], [2, 8]), [[2, 8], [8, 9], [2, 4]],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", STAIRCASES)
+def test_outputs_are_compared_in_every_band(claim: str) -> None:
+    asked, steps = STAIRCASES[claim]
+    assert outputs_of(*asked) == steps
 
 
 def cost_of(**experiment: Any) -> Cost:
@@ -123,6 +164,8 @@ def test_a_launch_costs_boot_warm_up_windows_and_scrapes() -> None:
     answer = cost(spec, arms(spec, SERVER)[:1], boot_seconds=240.0, gpus=1, scrape_seconds=15.0)
     request = 0.5 + 256 * 0.04
     held = sum((1 + -(-20 // at)) * request for at in (1, 1, 8, 16))
+    # Outputs: bands end at 2, 4 and 16, so 8 + 3 + 2 + 2 + 4 waves of 20 tokens on average.
+    held += 19 * (0.5 + 20 * 0.04)
     assert answer.arms[0].minutes == 0.0
     answer = cost(spec, arms(spec, SERVER), boot_seconds=240.0, gpus=1, scrape_seconds=15.0)
     assert answer.arms[0].minutes == pytest.approx(3 * (240 + 30 + 60 + held) / 60, abs=0.06)
@@ -146,7 +189,7 @@ def test_boot_time_and_windows_are_refined_by_launches() -> None:
         Launch(arm="incumbent", launch=1, round=1, receipt=Receipt(boot_seconds=100.0), cells=cells)
     ]
     answer = cost(spec, arms(spec, SERVER), boot_seconds=240.0, gpus=1, done=done)
-    assert answer.arms[0].minutes == pytest.approx(3 * (100 + 30 + 60 + 4 * 20) / 60, abs=0.06)
+    assert answer.arms[0].minutes == pytest.approx(3 * (100 + 30 + 60 + 5 * 20) / 60, abs=0.06)
 
 
 def test_effort_buys_more_launches() -> None:

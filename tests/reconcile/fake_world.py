@@ -7,7 +7,7 @@ any action, to lose a status, to preempt a pod, or to lose its Prometheus.
 import zlib
 from typing import Any
 
-from specschedule.core.evidence import Launch, PrefixCache
+from specschedule.core.evidence import Launch, Outputs, PrefixCache
 from specschedule.core.observed import (
     CreateTrial,
     DeleteTrial,
@@ -205,7 +205,9 @@ class FakeWorld:
             max_tokens=(config or {}).get("num_speculative_tokens", 0),
             schedule=(config or {}).get("num_speculative_tokens_per_batch_size"),
         )
-        points = [w.profile.concurrency for w in spec.visit.windows]
+        held = [w for w in spec.visit.windows if w.profile.kind == "hold"]
+        (compared,) = (w for w in spec.visit.windows if w.profile.kind == "equivalence")
+        points = [w.profile.concurrency for w in held]
         launch = virtual.simulate_launch(
             self.physics,
             arm,
@@ -225,9 +227,19 @@ class FakeWorld:
                     "preemptions": 0,
                 }
             )
-            for c, w in zip(launch.cells, spec.visit.windows, strict=True)
+            for c, w in zip(launch.cells, held, strict=True)
         ]
-        return launch.model_copy(update={"cells": cells})
+        prompts = sum(count for _, count in compared.profile.steps or [])
+        answers = Outputs(prompts="0a1b", unit="token", answers=["17 4"] * prompts)
+        said = cells[0].model_copy(
+            update={
+                "cell": compared.cell,
+                "profile": compared.profile,
+                "tokens": None,
+                "outputs": answers,
+            }
+        )
+        return launch.model_copy(update={"cells": [*cells, said]})
 
     def _visit(self, name: str) -> VisitFacts | None:
         if name not in self.visits:

@@ -505,6 +505,34 @@ def test_the_vllm_container_is_found_by_its_command():
     assert find_container({"containers": [sidecar, other]}).reason == "EngineNotSupported"
 
 
+ALONE = {
+    "a program that is no server": (
+        container(image="busybox:1", command=["sleep", "infinity"]), "NoVllmContainer", "sleep",
+    ),
+    "a script that may start vLLM": (
+        container(image="example/llm:1", command=["/entrypoint.sh"]), "EntryScript", "vllm serve",
+    ),
+    "a Python program that may start vLLM": (
+        container(image="example/llm:1", command=["python3", "serve.py"]), "EntryScript", "python3",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", ALONE)
+def test_the_only_container_is_refused_for_what_it_is(claim):
+    only, reason, said = ALONE[claim]
+    found = find_container({"containers": [only]})
+    assert found.reason == reason
+    assert said in found.message
+
+
+def test_an_image_of_vllm_may_start_it_by_any_program():
+    only = container(image="vllm/vllm-openai:v0.32.0", command=["start-llm"])
+    found = find_container({"containers": [only]})
+    assert found is only
+    assert read_container(found).reason == "EntryScript"
+
+
 words = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\x00"), max_size=8)
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 999) | words,

@@ -1,13 +1,14 @@
 """Start-up logs in every form, and what they tell."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specschedule.vllm_facts.failures import start_failure
-from specschedule.vllm_facts.logs import read_log
+from specschedule.vllm_facts.logs import compiled_at, read_log
 from specschedule.vllm_facts.metrics import read_metrics
 from specschedule.vllm_facts.receipt import read_receipt
 
@@ -347,3 +348,15 @@ def test_any_log_is_read_without_a_fault(text):
     start_failure(text)
     read_metrics(text)
     assert read_receipt(log_text=text, metrics_text=text).plain() is not None
+
+
+def test_what_is_compiled_while_serving_has_a_time():
+    said = "Triton kernel JIT compilation during inference: k. This causes a latency spike; x"
+    lines = [
+        "2026-11-29T10:00:00.123456789Z INFO 11-29 10:00:00 [a.py:1] Application startup complete.",
+        f"2026-11-29T10:00:05.5Z (EngineCore pid=7) WARNING 11-29 10:00:05 [jit.py:9] {said}",
+        "2026-11-29T10:00:06Z " + json.dumps({"message": said}),
+    ]
+    start = datetime(2026, 11, 29, 10, tzinfo=UTC).timestamp()
+    assert compiled_at("\n".join(lines)) == [start + 5.5, start + 6.0]
+    assert compiled_at("") == []

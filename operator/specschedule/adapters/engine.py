@@ -18,15 +18,22 @@ class Answers(NamedTuple):
     version: str | None
     server_info: str | None
     metrics: str | None
+    models: str | None
 
 
 def read(base_url: str, *, seconds: float = 3.0) -> Answers:
-    """Ask a server for /version, /server_info and /metrics, each within so many seconds."""
+    """Ask a server for /version, /server_info, /metrics and /v1/models, each within a time."""
     return Answers(
         version=_get(base_url, "/version", seconds),
         server_info=_get(base_url, "/server_info?config_format=json", seconds),
         metrics=_get(base_url, "/metrics", seconds),
+        models=models(base_url, seconds=seconds),
     )
+
+
+def models(base_url: str, *, seconds: float = 3.0) -> str | None:
+    """Ask a server which models it serves; None where it does not answer, or wants a key."""
+    return _get(base_url, "/v1/models", seconds)
 
 
 def _get(base_url: str, path: str, seconds: float) -> str | None:

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel
 
 from specschedule.api import reasons, rules
-from specschedule.api.structural import structural
+from specschedule.api.structural import docstrings, structural
 from specschedule.api.v1alpha1 import GROUP, VERSION, SpecSchedule, SpecTrial, Status
 from specschedule.core.observed import TrialSpec, TrialStatus
 from specschedule.core.spec import Spec
@@ -130,7 +130,7 @@ def _place(schema: dict[str, Any], path: rules.Path) -> dict[str, Any]:
 def definition(kind: Kind) -> dict[str, Any]:
     """Return the CustomResourceDefinition of a kind."""
     name = kind.envelope.__name__
-    docstrings = {n: f.description or "" for n, f in kind.envelope.model_fields.items()}
+    said = docstrings(kind.envelope)
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -167,10 +167,9 @@ def definition(kind: Kind) -> dict[str, Any]:
                                         "name": {"type": "string", "maxLength": NAME_LENGTH}
                                     },
                                 },
-                                "spec": kind.spec
-                                | {"description": " ".join(docstrings["spec"].split())},
+                                "spec": kind.spec | {"description": " ".join(said["spec"].split())},
                                 "status": kind.status
-                                | {"description": " ".join(docstrings["status"].split())},
+                                | {"description": " ".join(said["status"].split())},
                             },
                         }
                     },

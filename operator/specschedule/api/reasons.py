@@ -56,6 +56,7 @@ REASONS: dict[str, str] = {
     "NoSpeculativeMethod": "The target serves without speculation and spec.speculative is not set.",
     "TwoSpeculativeMethods": "The target speculates already; take spec.speculative away.",
     "SecondTokenSource": "Something beside the schedule chooses the number of tokens.",
+    "BeyondBlock": "A candidate drafts more tokens than the drafter's block holds.",
     "AlreadyServing": "The target serves this schedule already.",
     "GraphsLostToSchedule": "A schedule costs full CUDA graphs here, which spec.policy.graphMode"
     " forbids.",
@@ -127,6 +128,11 @@ REASONS: dict[str, str] = {
     "AcceptanceBelowFloor": "The drafter is accepted less than spec.policy.acceptanceFloor.",
     "DrafterStateLost": "Acceptance falls after steps without drafts.",
     "OutputDiffers": "An arm's output differs from that without speculation.",
+    "NotCompared": "Outputs of an arm, or those without speculation, were not recorded.",
+    "PromptsDiffer": "Launches did not get the same prompts, so their outputs tell nothing.",
+    "OutputNotRepeatable": "Relaunches of one arm differ too much in what they say.",
+    "NoRelaunchToCompare": "Outputs differ, and no relaunch shows how often they do by chance.",
+    "AdaptersDiffer": "An arm does not serve the adapters that the target serves.",
     # The bar has spoken.
     "EveryPairMeetsBar": "Every pair of launches meets every requirement of the bar.",
     "BarShown": "Every requirement of the bar is shown to be met.",

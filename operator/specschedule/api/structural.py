@@ -5,10 +5,16 @@ no word for (a tuple, a union of objects) is refused here, so that a type that c
 never reaches a cluster.
 """
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core.core_schema import ModelSchema
 
 from specschedule.core.values import DURATION_PATTERN, SHARE_PATTERN
 
@@ -51,9 +57,46 @@ def structural(model: type[BaseModel], *, defaults: bool) -> dict[str, Any]:
     Raises:
         NotStructural: A field has a type that a structural schema has no word for.
     """
-    schema = model.model_json_schema(by_alias=True, mode="serialization")
+    schema = model.model_json_schema(
+        by_alias=True, mode="serialization", schema_generator=_Described
+    )
     definitions = schema.pop("$defs", {})
     return _translate(schema, definitions, defaults, model.__name__)
+
+
+def docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """Return what stands under each field of a model, by the field's name.
+
+    Read from the source here, because pydantic would read the source of every model whenever a
+    command starts.
+    """
+    found: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        if not issubclass(kind, BaseModel) or kind is BaseModel:
+            continue
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for field, said in pairwise(tree.body):
+            match field, said:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found[name] = inspect.cleandoc(text)
+    return found
+
+
+class _Described(GenerateJsonSchema):
+    """JSON schema in which the docstrings of fields are their descriptions."""
+
+    def model_schema(self, schema: ModelSchema) -> JsonSchemaValue:
+        found = super().model_schema(schema)
+        model = schema["cls"]
+        said = docstrings(model)
+        for name, field in model.model_fields.items():
+            if name in said:
+                found["properties"][field.alias or name].setdefault("description", said[name])
+        return found
 
 
 def _translate(

@@ -1,14 +1,12 @@
 """``specschedule judge``: the verdict over recorded trials."""
 
-import math
-from collections.abc import Mapping
 from typing import Any
 
 import click
-from pydantic import ValidationError
 
-from specschedule.cli.output import BadInput, emit, output_option, read_documents
-from specschedule.cli.specs import fault, read_spec, read_target
+from specschedule.cli.output import BadInput, emit, output_option
+from specschedule.cli.specs import read_spec, read_target
+from specschedule.cli.trials import read_launches, read_trials, status_of
 from specschedule.core import gates
 from specschedule.core.evidence import Launch
 from specschedule.core.gate import Gate, overrides
@@ -18,9 +16,6 @@ from specschedule.core.observed import ServerFacts, Unreadable
 from specschedule.core.schedule import ScheduleError
 from specschedule.core.spec import Spec
 from specschedule.core.verdict import BarResult, Judgement, Note
-
-_FROM_SPEC = ("arm", "launch", "round", "position", "attempt", "schedule")
-_FROM_STATUS = ("startedAt", "receipt", "cells", "void", "failed")
 
 
 @click.command()
@@ -37,13 +32,8 @@ def command(path: str, trials: str, run: str | None, target: str | None, output:
     no receipts. The operator holds a run on both.
     """
     spec = read_spec(path)
-    documents = _trials(trials, run)
-    some_ended = any(_status(document).get("endedAt") for document in documents)
-    launches = [_launch(trials, document, some_ended=some_ended) for document in documents]
-    named = [(launch.arm, launch.launch) for launch in launches]
-    twice = next((name for name in named if named.count(name) > 1), None)
-    if twice is not None:
-        raise BadInput(f"{trials}: launch {twice[1]} of arm {twice[0]} is there twice")
+    documents = read_trials(trials, run)
+    launches = read_launches(trials, documents)
     server = _server(documents)
     answers = _gates(spec, launches, _exact_server(spec, documents, server, target))
     answer = _withheld(judge(spec, launches, server=server), answers, documents)
@@ -51,58 +41,6 @@ def command(path: str, trials: str, run: str | None, target: str | None, output:
     answer = answer.model_copy(update={"notes": notes})
     plain = answer.plain() | {"gates": [gate.plain() for gate in answers]}
     emit(plain, _text(answer, answers), output)
-
-
-def _trials(path: str, run: str | None) -> list[dict[str, Any]]:
-    """Return the SpecTrials of one run, with unmeasured numbers left out."""
-    found: list[dict[str, Any]] = []
-    for document in read_documents(path):
-        found.extend(document if isinstance(document, list) else [document])
-    for at, document in enumerate(found):
-        if not isinstance(document, dict) or not isinstance(document.get("spec"), dict):
-            raise BadInput(f"{path}: item {at + 1} is no SpecTrial: it has no spec")
-    runs = sorted({str(d["spec"]["runId"]) for d in found if d["spec"].get("runId") is not None})
-    if run is None and len(runs) > 1:
-        raise BadInput(f"{path}: holds trials of runs {', '.join(runs)}: choose one with --run")
-    if run is not None:
-        found = [d for d in found if str(d["spec"].get("runId")) == run]
-    if not found:
-        raise BadInput(f"{path}: holds no SpecTrial" + (f" of run {run}" if run else ""))
-    return [_measured(document) for document in found]
-
-
-def _measured(value: Any) -> Any:
-    """Leave out null and not-a-number: what was not measured is absent."""
-    if isinstance(value, dict):
-        kept = {key: _measured(item) for key, item in value.items()}
-        return {key: item for key, item in kept.items() if item is not None}
-    if isinstance(value, list):
-        return [_measured(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _status(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    status = document.get("status")
-    return status if isinstance(status, Mapping) else {}
-
-
-def _launch(path: str, document: Mapping[str, Any], *, some_ended: bool) -> Launch:
-    """Return a trial's launch; one that still runs beside ended ones does not count."""
-    spec, status = document["spec"], _status(document)
-    plain = {key: spec[key] for key in _FROM_SPEC if key in spec}
-    plain |= {key: status[key] for key in _FROM_STATUS if key in status}
-    if some_ended and status.get("startedAt") and not status.get("endedAt"):
-        plain.setdefault("void", "it has not ended")
-    owner = {key: plain[key] for key in ("arm", "launch", "round") if key in plain}
-    if isinstance(plain.get("cells"), list):
-        plain["cells"] = [owner | c if isinstance(c, dict) else c for c in plain["cells"]]
-    try:
-        return Launch.model_validate(plain)
-    except ValidationError as error:
-        name = (document.get("metadata") or {}).get("name") or spec.get("arm") or "SpecTrial"
-        raise BadInput(f"{path}: {name}{fault(error)}") from error
 
 
 def _server(documents: list[dict[str, Any]]) -> ServerFacts | None:
@@ -144,7 +82,7 @@ def _gates(spec: Spec, launches: list[Launch], server: ServerFacts) -> list[Gate
 
 def _withheld(answer: Judgement, answers: list[Gate], documents: list[dict[str, Any]]) -> Judgement:
     """Withhold promotion where the operator would: counters that disagree, a gate that fails."""
-    checks = [_status(document).get("check") for document in documents]
+    checks = [status_of(document).get("check") for document in documents]
     disagreeing = next((check for check in checks if check not in (None, AGREES)), None)
     if disagreeing is not None:
         return answer.model_copy(

@@ -9,6 +9,7 @@ from specschedule import __version__
 
 COMMANDS = {
     "effective": "What the engine does with a schedule at every batch size.",
+    "facts": "Receipts and cells as files, and what differs between launches.",
     "judge": "Verdict over recorded trials.",
     "load": "Put a server under load and print the cells.",
     "operator": "Run the operator.",

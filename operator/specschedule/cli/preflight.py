@@ -1,5 +1,6 @@
 """``specschedule preflight``: the gates that need no pod."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,12 @@ import click
 from specschedule.cli.output import BadInput, emit, output_option
 from specschedule.cli.specs import only, read_spec, read_target
 from specschedule.core.gate import Gate, fails
-from specschedule.core.gates import before_pods
 from specschedule.core.observed import ServerFacts
+from specschedule.core.preflight import before_pods
 from specschedule.core.schedule import ScheduleError, parse
 from specschedule.core.versions import numbers
 from specschedule.vllm_facts import matrix
-from specschedule.vllm_facts.logs import read_log
-from specschedule.vllm_facts.serving import serving_gates
+from specschedule.vllm_facts.drafter import block_size
 
 
 @click.command()
@@ -25,6 +25,9 @@ from specschedule.vllm_facts.serving import serving_gates
     "--config-map", "config_map_paths", multiple=True, help="ConfigMap that the target names."
 )
 @click.option("--engine-version", help="vLLM's version, where the image does not say it.")
+@click.option(
+    "--drafter", "drafter_path", help="Folder of the drafter's files, or its config.json."
+)
 @click.option("--log", "log_path", help="Start-up log of the serving engine.")
 @click.option("--metrics", "metrics_path", help="One scrape of the serving engine's /metrics.")
 @output_option
@@ -33,6 +36,7 @@ def command(
     target_path: str,
     config_map_paths: tuple[str, ...],
     engine_version: str | None,
+    drafter_path: str | None,
     log_path: str | None,
     metrics_path: str | None,
     output: str,
@@ -47,12 +51,21 @@ def command(
         raise BadInput(f"--engine-version {engine_version}: write it as 0.32.0")
     maps = [only(path, "ConfigMap") for path in config_map_paths]
     facts = read_target(target_path, spec, {_name(each): _texts(each) for each in maps})
-    log = _read(log_path)
+    log, metrics = _read(log_path), _read(metrics_path)
     if engine_version is None and log is not None:
-        engine_version = read_log(log).version
-    gates = before_pods(spec, facts, matrix=matrix.ROWS, engine_version=engine_version)
-    if isinstance(facts.server, ServerFacts):
-        seen = serving_gates(spec, facts.server, log_text=log, metrics_text=_read(metrics_path))
+        engine_version = _version(log)
+    gates = before_pods(
+        spec,
+        facts,
+        matrix=matrix.ROWS,
+        engine_version=engine_version,
+        drafter_block=_drafter_block(drafter_path),
+    )
+    if isinstance(facts.server, ServerFacts) and (log is not None or metrics is not None):
+        # What reads logs takes long to load, and is seldom needed.
+        from specschedule.vllm_facts.serving import serving_gates
+
+        seen = serving_gates(spec, facts.server, log_text=log, metrics_text=metrics)
         gates = _worst_of_each(gates, seen)
     _answer(gates, output)
 
@@ -95,6 +108,31 @@ def _text(gates: list[Gate]) -> str:
     holding = [gate.gate for gate in gates if gate.holds]
     verdict = f"not accepted: {', '.join(holding)}" if holding else "accepted"
     return "\n".join([*lines, verdict])
+
+
+def _version(log: str) -> str | None:
+    from specschedule.vllm_facts.logs import read_log
+
+    return read_log(log).version
+
+
+def _drafter_block(path: str | None) -> int | None:
+    """Return the block size in a drafter's files.
+
+    Raises:
+        BadInput: They cannot be read, or name none.
+    """
+    if path is None:
+        return None
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    try:
+        config = json.loads(_read(str(file)) or "")
+    except ValueError as error:
+        raise BadInput(f"--drafter {file}: not JSON: {error}") from error
+    block = block_size(config) if isinstance(config, dict) else None
+    if block is None:
+        raise BadInput(f"--drafter {file}: names no block_size")
+    return block
 
 
 def _name(document: Mapping[str, Any]) -> str:

@@ -112,10 +112,11 @@ def arms(spec: Spec, server: ServerFacts) -> list[Arm]:
 def _candidate(
     candidate: Candidate, base: dict[str, Any] | None, server: ServerFacts, incumbent: Arm
 ) -> Arm:
-    largest = candidate.max_tokens or max(1, *(row[-1] for row in candidate.schedule))
     arm = Arm(
         name=f"candidate-{candidate.name}",
-        speculative=speculative_config(base, max_tokens=largest, rows=candidate.schedule),
+        speculative=speculative_config(
+            base, max_tokens=candidate.largest_tokens, rows=candidate.schedule
+        ),
         schedule=candidate.schedule,
         max_num_seqs=server.max_num_seqs,
         why="the schedule that must show it is better",

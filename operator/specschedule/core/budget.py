@@ -8,7 +8,7 @@ from specschedule.core.compare import INCUMBENT, TWIN
 from specschedule.core.evidence import Launch
 from specschedule.core.spec import Effort, Spec
 from specschedule.core.values import Value
-from specschedule.core.visit import Window
+from specschedule.core.visit import COMPARED_TOKENS, Window, waves
 from specschedule.core.windows import CROSSING_SECONDS, windows
 
 ROUNDS = {Effort.QUICK: (3, 3), Effort.STANDARD: (5, 12), Effort.THOROUGH: (6, 24)}
@@ -143,7 +143,10 @@ def _seconds(spec: Spec, window: Window, taken: dict[str, float]) -> float:
     if known is not None:
         return known
     slo, load = spec.slo, spec.load
-    request = (slo.ttft or 0.2) + load.output_tokens * (slo.tpot or ASSUMED_TPOT_S)
+    first, token = slo.ttft or 0.2, slo.tpot or ASSUMED_TPOT_S
+    if window.profile.steps is not None:
+        return waves(window.profile.steps) * (first + sum(COMPARED_TOKENS) / 2 * token)
+    request = first + load.output_tokens * token
     if slo.e2e is not None:
         request = min(request, slo.e2e)
     if window.profile.kind == "crossing":

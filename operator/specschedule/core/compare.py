@@ -393,7 +393,8 @@ def uncounted(launch: Launch) -> str | None:
 
 
 def _counts(cell: Cell, launch: Launch) -> bool:
-    return cell.void is None and cell.arm == launch.arm and contradiction(cell) is None
+    ours = cell.timed and cell.arm == launch.arm
+    return ours and cell.void is None and contradiction(cell) is None
 
 
 def _matched(number: int, launches: Sequence[Launch], arm: str) -> list[Pair]:

@@ -37,8 +37,12 @@ STATE_LOST = 0.5
 
 
 def counted_cells(launch: Launch) -> Iterable[Cell]:
-    """Return the windows that count."""
-    return (cell for cell in launch.cells if cell.void is None and contradiction(cell) is None)
+    """Return the windows whose rates and counters count."""
+    return (
+        cell
+        for cell in launch.cells
+        if cell.timed and cell.void is None and contradiction(cell) is None
+    )
 
 
 def held(launches: Sequence[Launch], points: Collection[int]) -> Iterator[tuple[Launch, Cell, str]]:
@@ -408,26 +412,3 @@ def _largest(launch: Launch) -> int:
     """Return the most tokens that a launch drafts, as far as it is known."""
     rows = [row[-1] for row in launch.schedule or []]
     return max([launch.receipt.num_speculative_tokens or 0, *rows])
-
-
-def output_equivalence(counted: Sequence[Launch]) -> Gate:
-    """Hold output at temperature 0 against that of ``none``."""
-    gate = "outputEquivalence"
-    read = [
-        (each.arm, cell.first_token_differences, cell.completed)
-        for each in counted
-        for cell in counted_cells(each)
-        if cell.first_token_differences is not None
-    ]
-    if not read:
-        return not_applicable(gate, "NotChecked", "output was not compared between arms")
-    relaunch = max((d for arm, d, _ in read if arm == NONE), default=0)
-    wrong = [f"{arm}: {d} of {n} prompts" for arm, d, n in read if arm != NONE and d > relaunch]
-    if wrong:
-        return fails(
-            gate,
-            "OutputDiffers",
-            f"output differs from {NONE} at temperature 0 ({'; '.join(wrong)}); two launches of "
-            f"{NONE} differ in {relaunch}",
-        )
-    return passes(gate, f"output equals that of {NONE} on {len(read)} comparisons")

@@ -20,8 +20,8 @@ class Reading(Value):
 class Profile(Reading):
     """The load of one cell."""
 
-    kind: Literal["hold", "crossing", "burst", "open", "depth"]
-    """hold, crossing, burst, open or depth."""
+    kind: Literal["hold", "crossing", "burst", "open", "depth", "equivalence"]
+    """hold, crossing, burst, open, depth or equivalence."""
     concurrency: int | None = None
     """hold: requests in flight; 1 is the single stream."""
     low: int | None = None
@@ -46,6 +46,9 @@ class Profile(Reading):
     """open: file of recorded arrivals to replay instead of drawn ones."""
     context: int | None = None
     """depth: prompt tokens."""
+    steps: list[list[int]] | None = None
+    """equivalence: [requests in flight, prompts] of each step, in order; a prompt is sent as soon
+    as fewer than that many are in flight."""
 
 
 class Quantiles(Reading):
@@ -66,6 +69,23 @@ class PrefixCache(Reading):
     """Tokens looked up."""
     hits: int
     """Tokens found."""
+
+
+class Outputs(Reading):
+    """Answers at temperature 0, by prompt, in the order in which the prompts were sent."""
+
+    prompts: str
+    """Digest of the requests; outputs are comparable only where it is the same."""
+    unit: Literal["token", "character"]
+    """What ``answers`` is made of: token ids with a space between them, or plain text where the
+    server tells no ids."""
+    answers: list[str]
+    """One answer per prompt."""
+
+    def units(self, prompt: int) -> list[str]:
+        """Return the tokens (or characters) of one answer."""
+        answer = self.answers[prompt]
+        return answer.split() if self.unit == "token" else list(answer)
 
 
 class Cell(Reading):
@@ -129,8 +149,8 @@ class Cell(Reading):
     """How late sends were, 99th percentile."""
     in_flight_exact: float | None = None
     """Share of samples in which exactly the planned number of requests was in flight."""
-    first_token_differences: int | None = None
-    """Reserved for equivalence cells: prompts whose output differs from the reference."""
+    outputs: Outputs | None = None
+    """equivalence: what the server answered."""
     started_at: str | None = None
     """RFC 3339 time at which the window opened."""
     left_out: int | None = None
@@ -140,6 +160,11 @@ class Cell(Reading):
     """What a reader of the numbers should know, such as throughput that had not become steady."""
     void: str | None = None
     """Why the window must not count."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether its rates and times are evidence; a window that compares outputs has none."""
+        return self.profile.kind != "equivalence"
 
     @field_validator("cell", "arm")
     @classmethod
@@ -168,6 +193,8 @@ class Receipt(Reading):
     """Its revision."""
     drafter: str | None = None
     """Drafter model or class."""
+    adapters: list[str] | None = None
+    """Adapters served beside the model."""
     quantization: str | None = None
     """Quantisation."""
     arguments: list[str] | None = None
@@ -225,7 +252,7 @@ class Launch(Value):
     """Schedule of the arm, if it has one."""
     started_at: str | None = None
     """RFC 3339 start time."""
-    receipt: Receipt = Receipt()
+    receipt: Receipt = Field(default_factory=Receipt)
     """Facts of the launch."""
     cells: list[Cell] = []
     """Windows measured."""

@@ -11,6 +11,7 @@ Answer = Literal["Pass", "Fail", "NotApplicable", "Unknown"]
 GATES = frozenset(
     [
         "acceptance",
+        "adapters",
         "arguments",
         "asyncScheduling",
         "attentionBackend",

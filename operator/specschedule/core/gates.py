@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from specschedule.core import counters, receipts
 from specschedule.core.compare import INCUMBENT, NONE, TWIN
+from specschedule.core.equivalence import output_equivalence
 from specschedule.core.evidence import Launch
 from specschedule.core.gate import Gate, blocking, overridden, refused, unknown
 from specschedule.core.matrix import MatrixRow
@@ -11,7 +12,20 @@ from specschedule.core.observed import ServerFacts
 from specschedule.core.preflight import before_pods
 from specschedule.core.spec import Spec
 
-__all__ = ["Gate", "MatrixRow", "before_pods", "between_arms", "blocking", "refused"]
+__all__ = [
+    "Gate",
+    "MatrixRow",
+    "before_pods",
+    "between_arms",
+    "blocking",
+    "refused",
+    "without_speculation",
+]
+
+
+def without_speculation(server: ServerFacts) -> frozenset[str]:
+    """Return the arms that run without speculation."""
+    return frozenset({NONE, INCUMBENT, TWIN} if server.speculative is None else {NONE})
 
 
 def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) -> list[Gate]:
@@ -25,25 +39,20 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
     counted = [each for each in launches if each.void is None and each.failed is None]
     if not counted:
         return [unknown("launches", "NoLaunch", "no launch of any arm counts")]
-    silent = {NONE, INCUMBENT, TWIN} if server.speculative is None else {NONE}
+    silent = without_speculation(server)
     drafting = [each for each in counted if each.arm not in silent]
     without = [each for each in counted if each.arm in silent]
     if not drafting:
         return [unknown("launches", "NoLaunch", "no launch of a drafting arm counts")]
     answers = [
-        receipts.same(counted, "imageId", "image id", lambda r: r.image_id),
+        receipts.same(counted, "image_id"),
         receipts.version(counted),
         receipts.gpu(counted, server),
-        receipts.same(drafting, "modelRunner", "model runner", lambda r: r.model_runner),
-        receipts.same(
-            drafting, "attentionBackend", "attention backend", lambda r: r.attention_backend
-        ),
-        receipts.same(
-            drafting, "asyncScheduling", "async scheduling", lambda r: r.async_scheduling
-        ),
+        *(receipts.same(drafting, fact) for fact in receipts.SAME_WHERE_DRAFTING),
         receipts.graph_mode(spec, counted, drafting),
         receipts.graph_coverage(drafting, server),
         receipts.kv_cache(counted),
+        receipts.adapters(counted, server),
         receipts.log_level(counted),
         receipts.caches(counted),
         counters.none_measured(launches, without),
@@ -55,6 +64,6 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
         counters.prefix_cache(spec, counted),
         counters.preemptions(counted),
         counters.engine_counters(spec, counted),
-        counters.output_equivalence(counted),
+        output_equivalence(drafting, without),
     ]
     return overridden(spec, answers)

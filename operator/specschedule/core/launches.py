@@ -4,7 +4,7 @@ A launch is a pod and its load job. What happened is recorded in the trial befor
 deleted, so a process killed between two steps goes on where it was.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from specschedule.core.evidence import Cell
@@ -153,10 +153,17 @@ def _visiting(
     if finished is None:
         cause = f"{failure.reason}: {failure.message}" if failure else visit.message
         return _again(trial, pod, cause, now, gpus)
+    if pod.compiled_at is None:
+        return Step(
+            waiting="Recording",
+            message=f"{trial.spec.arm}: its log cannot be read just now",
+            held=True,
+        )
+    cells = [_undisturbed(cell, pod.compiled_at) for cell in cells]
     spoilt = next((c.void for c in cells if c.void is not None), None)
     if spoilt is not None and trial.status.visits < MAX_VISITS:
         return _again(trial, pod, spoilt, now, gpus)
-    if all(c.void is not None for c in cells):
+    if all(c.void is not None for c in cells if c.timed):
         return _over(trial, now, gpus, void=f"no window counts: {spoilt}")
     if trial.scraped is None:
         return _held_by_metrics(metrics)
@@ -167,6 +174,23 @@ def _visiting(
         if trial.status.visits < MAX_VISITS:
             return _again(trial, pod, check, now, gpus)
     return _over(trial, now, gpus, cells=cells, check=check)
+
+
+def _undisturbed(cell: Cell, compiled_at: Sequence[float]) -> Cell:
+    """Return a cell, void if the engine compiled something in it: no later window pays for that.
+
+    Crossings keep their first-use costs; they are measured in order to show them.
+    """
+    steady = cell.profile.kind in ("hold", "open", "depth")
+    if cell.void is not None or cell.started_at is None or not steady:
+        return cell
+    opened = datetime.fromisoformat(cell.started_at).timestamp()
+    hit = [at for at in compiled_at if opened <= at <= opened + cell.window_seconds]
+    if not hit:
+        return cell
+    return cell.model_copy(
+        update={"void": f"the engine compiled code {len(hit)} times in this window"}
+    )
 
 
 def _running(trial: TrialFacts, cells: list[Cell]) -> Step:

@@ -6,6 +6,8 @@ all that ``decide`` looks at. Actions are all that it may ask for. Times are Uni
 
 from typing import Any, Literal
 
+from pydantic import Field
+
 from specschedule.core.evidence import Cell, Receipt
 from specschedule.core.spec import Spec
 from specschedule.core.values import Value
@@ -49,6 +51,8 @@ class ServerFacts(Value):
     """--async-scheduling, where given."""
     enable_lora: bool = False
     """Whether adapters can be served."""
+    adapters: list[str] | None = None
+    """Adapters that a serving pod lists now; None where none could be asked."""
     graph_mode: str | None = None
     """cudagraph_mode that the arguments ask for."""
     attention_backend: str | None = None
@@ -162,7 +166,7 @@ class TrialStatus(Value):
     """RFC 3339 time at which it was over; set once, then nothing changes."""
     gpu_seconds: float | None = None
     """GPUs x seconds held."""
-    receipt: Receipt = Receipt()
+    receipt: Receipt = Field(default_factory=Receipt)
     """Facts of the launch."""
     cells: list[Cell] = []
     """Windows measured."""
@@ -194,7 +198,10 @@ class PodFacts(Value):
     """Base URL of the server, once it has an address."""
     restarts: int = 0
     """Container restarts."""
-    receipt: Receipt = Receipt()
+    compiled_at: list[float] | None = []
+    """When its engine compiled something under load, as its log tells; looked for once a visit is
+    over. None when the log cannot be read just now."""
+    receipt: Receipt = Field(default_factory=Receipt)
     """Facts read from it so far."""
 
 

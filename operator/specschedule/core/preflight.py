@@ -22,7 +22,7 @@ from specschedule.core.matrix import (
 )
 from specschedule.core.observed import ServerFacts, TargetFacts, Unreadable
 from specschedule.core.schedule import EffectiveTable, ScheduleError, effective, parse
-from specschedule.core.spec import Candidate, Mode, Spec
+from specschedule.core.spec import Mode, Spec
 from specschedule.core.versions import version_gate, version_of_image
 
 BLOCK_DRAFTERS = ("dspark", "dflash")
@@ -50,6 +50,7 @@ def before_pods(
     *,
     matrix: Sequence[MatrixRow] = (),
     engine_version: str | None = None,
+    drafter_block: int | None = None,
 ) -> list[Gate]:
     """Answer every gate that needs no pod.
 
@@ -58,6 +59,7 @@ def before_pods(
         target: The serving workload, or why there is none.
         matrix: Rows of ``vllm_facts.matrix``.
         engine_version: vLLM's version, where it is known otherwise than from the image's tag.
+        drafter_block: Block size in the drafter's files, where they were read.
     """
     if isinstance(target, Unreadable):
         return [fails("target", target.reason, target.message)]
@@ -85,7 +87,7 @@ def before_pods(
         method_and_schedule(where, matrix, tables),
         _graph_mode(spec, server, where),
         _speculative(spec, server),
-        _block_size(where),
+        _block_size(spec, where, drafter_block),
         _token_budget(spec, server),
         _second_source(server),
         _owner(spec, target),
@@ -142,17 +144,12 @@ def _tables(spec: Spec, server: ServerFacts) -> dict[str, EffectiveTable]:
         try:
             tables[candidate.name] = effective(
                 candidate.schedule,
-                max_tokens=largest_tokens(candidate),
+                max_tokens=candidate.largest_tokens,
                 max_num_seqs=server.max_num_seqs,
             )
         except ScheduleError:
             continue
     return tables
-
-
-def largest_tokens(candidate: Candidate) -> int:
-    """Return num_speculative_tokens of a candidate: its own, else the largest of its rows."""
-    return candidate.max_tokens or max(1, *(row[-1] for row in candidate.schedule))
 
 
 def _schedules(spec: Spec, server: ServerFacts) -> Gate:
@@ -189,7 +186,7 @@ def _not_serving(server: ServerFacts, spec: Spec, tables: Mapping[str, Effective
         for candidate in spec.candidates
         if candidate.name in tables
         and tables[candidate.name].canonical == serving.canonical
-        and largest_tokens(candidate) == largest
+        and candidate.largest_tokens == largest
     ]
     if len(same) == len(spec.candidates):
         return fails(
@@ -221,15 +218,35 @@ def _graph_mode(spec: Spec, server: ServerFacts, where: Surroundings) -> Gate:
     )
 
 
-def _block_size(where: Surroundings) -> Gate:
+def _block_size(spec: Spec, where: Surroundings, block: int | None) -> Gate:
+    gate = "blockSize"
     if where.method not in BLOCK_DRAFTERS:
-        return not_applicable("blockSize", "NoBlocks", "the method does not draft in blocks")
-    return not_applicable(
-        "blockSize",
-        "LeftToEngine",
-        f"a {where.method} drafter's block size limits num_speculative_tokens (not the rows); its "
-        "files are not reachable here, so the engine itself refuses a wrong one",
-    )
+        return not_applicable(gate, "NoBlocks", "the method does not draft in blocks")
+    limits = f"a {where.method} drafter's block size limits num_speculative_tokens (not the rows)"
+    if block is None:
+        return not_applicable(
+            gate,
+            "LeftToEngine",
+            f"{limits}; its files were not read here, so the engine itself refuses a wrong one",
+        )
+    beyond = [c for c in spec.candidates if c.largest_tokens > block]
+    if beyond:
+        return fails(
+            gate,
+            "BeyondBlock",
+            f"{limits}, and it is {block}: candidate {beyond[0].name} has "
+            f"{beyond[0].largest_tokens}; set its maxTokens to {block}",
+        )
+    below = [c for c in spec.candidates if c.largest_tokens < block]
+    if below:
+        return passes(
+            gate,
+            f"{limits}, and it is {block}: candidate {below[0].name} has "
+            f"{below[0].largest_tokens}; where the engine wants the whole block, set its maxTokens "
+            f"to {block}",
+            "BelowBlock",
+        )
+    return passes(gate, f"the drafter's block size is {block}, and so is num_speculative_tokens")
 
 
 def _token_budget(spec: Spec, server: ServerFacts) -> Gate:
@@ -237,7 +254,7 @@ def _token_budget(spec: Spec, server: ServerFacts) -> Gate:
     if budget is None:
         return not_applicable(gate, "EngineDefault", "max_num_batched_tokens is vLLM's default")
     for candidate in spec.candidates:
-        largest = largest_tokens(candidate)
+        largest = candidate.largest_tokens
         step = server.max_num_seqs * (largest + 1)
         said = (
             f"candidate {candidate.name}: K={largest} x max_num_seqs {server.max_num_seqs} needs "

@@ -5,14 +5,17 @@ Speculative arms must be the same engine in everything but how many tokens are d
 reported. A fact that no launch told is Unknown, and Unknown holds promotion.
 """
 
+import json
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+
+from pydantic.alias_generators import to_camel
 
 from specschedule.core.evidence import Launch, Receipt
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
 from specschedule.core.observed import ServerFacts
 from specschedule.core.spec import Spec
+from specschedule.core.values import Value
 from specschedule.core.versions import version_gate
 
 SCHEDULE_DISABLED = "ScheduleDisabled"
@@ -25,10 +28,70 @@ COMPILED_UNDER_LOAD = "CompiledUnderLoad"
 """Kinds of engine warnings: a note of a receipt begins with one of them and a colon."""
 
 
-def differences(one: Receipt, other: Receipt) -> dict[str, tuple[Any, Any]]:
-    """Return the facts of two receipts that both tell and that differ."""
-    a, b = one.plain(), other.plain()
-    return {key: (a[key], b[key]) for key in a if key in b and a[key] != b[key]}
+SAME_EVERYWHERE = {"image_id": "image id", "engine_version": "engine version", "gpu": "GPU"}
+"""Facts that all launches must have in common, and what they are called."""
+
+SAME_WHERE_DRAFTING = {
+    "model_runner": "model runner",
+    "attention_backend": "attention backend",
+    "async_scheduling": "async scheduling",
+}
+"""Facts that all launches which draft must have in common."""
+
+DIFFERENT_BY_DESIGN = (
+    "arguments",
+    "boot_seconds",
+    "captured_sizes",
+    "compile_hash",
+    "drafter",
+    "node",
+    "notes",
+    "num_speculative_tokens",
+    "schedule",
+)
+"""Facts that arms, or launches of one arm, differ in without a word."""
+
+
+class Differing(Value):
+    """A fact in which launches of a run differ."""
+
+    fact: str
+    """Name of the fact in a receipt."""
+    values: dict[str, list[str]]
+    """Arms by value, as JSON."""
+    forbidden: str | None = None
+    """Why the difference withholds promotion; None where it is only reported."""
+
+
+def compared(spec: Spec, launches: Sequence[Launch], silent: Collection[str]) -> list[Differing]:
+    """Return the facts in which launches differ, forbidden differences first.
+
+    Args:
+        spec: The question, with its policy.
+        launches: Launches to compare.
+        silent: Arms that run without speculation.
+    """
+    drafting = [each for each in launches if each.arm not in silent]
+    found = []
+    for fact in Receipt.model_fields:
+        everywhere = _values(launches, fact)
+        if fact in DIFFERENT_BY_DESIGN or len(everywhere) < 2:
+            continue
+        forbidden = None
+        if fact in SAME_EVERYWHERE:
+            forbidden = "all launches must agree"
+        elif fact in SAME_WHERE_DRAFTING and len(_values(drafting, fact)) > 1:
+            forbidden = "all launches that draft must agree"
+        elif fact == "graph_mode" and graph_mode(spec, launches, drafting).answer == "Fail":
+            forbidden = f"spec.policy.graphMode is {spec.policy.graph_mode}"
+        found.append(Differing(fact=to_camel(fact), values=everywhere, forbidden=forbidden))
+    return sorted(found, key=lambda each: each.forbidden is None)
+
+
+def _values(launches: Sequence[Launch], fact: str) -> dict[str, list[str]]:
+    """Return arms by the value of a fact, as JSON; launches that do not tell it are left out."""
+    found, _ = _told(launches, lambda receipt: json.dumps(receipt.plain().get(to_camel(fact))))
+    return {str(value): arms for value, arms in found.items() if value != "null"}
 
 
 def noted(receipt: Receipt, kind: str) -> list[str]:
@@ -55,18 +118,10 @@ def _listed(by_value: dict[object, list[str]]) -> str:
     return "; ".join(f"{value} ({', '.join(arms)})" for value, arms in by_value.items())
 
 
-def same(
-    launches: Sequence[Launch], gate: str, what: str, fact: Callable[[Receipt], object]
-) -> Gate:
-    """Require that every launch tells a fact, and the same.
-
-    Args:
-        launches: Launches to compare.
-        gate: Name of the gate.
-        what: What the fact is called.
-        fact: Reads it.
-    """
-    by_value, silent = _told(launches, fact)
+def same(launches: Sequence[Launch], fact: str) -> Gate:
+    """Require that every launch tells a fact, and the same; the gate has the fact's name."""
+    gate, what = to_camel(fact), (SAME_EVERYWHERE | SAME_WHERE_DRAFTING)[fact]
+    by_value, silent = _told(launches, lambda receipt: getattr(receipt, fact))
     if len(by_value) > 1:
         return fails(gate, "Differs", f"{what} differs between arms: {_listed(by_value)}")
     if silent:
@@ -76,7 +131,7 @@ def same(
 
 def gpu(counted: Sequence[Launch], server: ServerFacts) -> Gate:
     """Require one GPU product; launches on one node have it without a word."""
-    gate = same(counted, "gpu", "GPU", lambda r: r.gpu)
+    gate = same(counted, "gpu")
     if gate.answer != "Unknown":
         return gate
     if not server.gpus:
@@ -89,7 +144,7 @@ def gpu(counted: Sequence[Launch], server: ServerFacts) -> Gate:
 
 def version(counted: Sequence[Launch]) -> Gate:
     """Require one version, and one that can be tuned."""
-    gate = same(counted, "engineVersion", "engine version", lambda r: r.engine_version)
+    gate = same(counted, "engine_version")
     told = counted[0].receipt.engine_version
     return version_gate(told) if gate.answer == "Pass" and told else gate
 
@@ -192,6 +247,36 @@ def kv_cache(counted: Sequence[Launch]) -> Gate:
             "DiffersReported",
         )
     return passes(gate, f"KV cache holds {smallest} tokens in every arm", "Same")
+
+
+def adapters(counted: Sequence[Launch], server: ServerFacts) -> Gate:
+    """Require that every launch serves the adapters that the serving pods do."""
+    gate = "adapters"
+    if not server.enable_lora:
+        return not_applicable(gate, "NoAdapters", "the server serves no adapters")
+    if server.adapters is None:
+        return unknown(gate, "NotRead", "no serving pod lists its adapters at /v1/models")
+    silent = sorted({each.arm for each in counted if each.receipt.adapters is None})
+    if silent:
+        return unknown(
+            gate, "NotRead", f"adapters could not be read from {', '.join(silent)} (/v1/models)"
+        )
+    serving = set(server.adapters)
+    apart = {
+        f"{each.arm} lacks {', '.join(sorted(serving - served)) or 'none'} and has "
+        f"{', '.join(sorted(served - serving)) or 'none'} besides"
+        for each in counted
+        if (served := set(each.receipt.adapters or [])) != serving
+    }
+    if apart:
+        return fails(
+            gate,
+            "AdaptersDiffer",
+            f"adapters are not as in serving: {'; '.join(sorted(apart))}; name them in the "
+            "server's arguments (--lora-modules), not at run time",
+        )
+    said = ", ".join(server.adapters) or "none"
+    return passes(gate, f"adapters are as in serving: {said}", "Same")
 
 
 def log_level(counted: Sequence[Launch]) -> Gate:

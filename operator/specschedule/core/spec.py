@@ -113,6 +113,11 @@ class Candidate(Value):
     max_tokens: Annotated[int, Field(ge=1, le=64)] | None = None
     """num_speculative_tokens of the launch. The largest tokens of the rows when left out."""
 
+    @property
+    def largest_tokens(self) -> int:
+        """num_speculative_tokens of the launch: its own, else the largest of its rows."""
+        return self.max_tokens or max(1, *(row[-1] for row in self.schedule))
+
 
 class Speculative(Value):
     """How to speculate, for a target that serves without speculation."""

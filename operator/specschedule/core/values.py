@@ -22,7 +22,6 @@ class Value(BaseModel):
         alias_generator=to_camel,
         populate_by_name=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
     )
 
     def plain(self) -> dict[str, Any]:

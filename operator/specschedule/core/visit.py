@@ -4,13 +4,22 @@ The plan goes to the load process as one JSON value; the process answers with on
 event. Both sides of the port share these types.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from specschedule.core.evidence import Cell, Profile, Reading
 from specschedule.core.spec import Sampling, Slo
 from specschedule.core.values import Duration, Value
+
+COMPARED_TOKENS = (8, 32)
+"""Shortest and longest answer of a window that compares outputs: requests must join and leave."""
+
+
+def waves(steps: Sequence[Sequence[int]]) -> int:
+    """Return how many requests follow each other in a window that compares outputs, at most."""
+    return sum(-(-prompts // in_flight) for in_flight, prompts in steps)
 
 
 class Window(Value):
@@ -53,7 +62,7 @@ class Visit(Value):
     """Length of synthetic prompts."""
     output_tokens: int = 128
     """Output length of every request."""
-    sampling: Sampling = Sampling()
+    sampling: Sampling = Field(default_factory=Sampling)
     """Sampling parameters."""
     prefix_cache: Literal["Unique", "Shared", "Warm"] = "Unique"
     """Prefix-cache regime."""
@@ -110,5 +119,7 @@ class VisitFailed(Reading):
 
 VisitEvent = Annotated[Warmed | CellClosed | VisitEnded | VisitFailed, Field(discriminator="event")]
 
-visit_event: TypeAdapter[Warmed | CellClosed | VisitEnded | VisitFailed] = TypeAdapter(VisitEvent)
+visit_event: TypeAdapter[Warmed | CellClosed | VisitEnded | VisitFailed] = TypeAdapter(
+    VisitEvent, config=ConfigDict(defer_build=True)
+)
 """Reads one line of a load process; raises pydantic.ValidationError on anything else."""

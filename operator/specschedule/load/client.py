@@ -50,7 +50,7 @@ class Client:
         """
         self._base = URL(url.rstrip("/") + "/")
         self._timeout = timeout
-        self.keep_text = False
+        self.keep_answers = False
         """Whether answers are kept in the records."""
         self.on_sent: Callable[[Record], None] = lambda record: None
         """Called when a request's bytes go out."""
@@ -121,7 +121,7 @@ class Client:
     async def send(self, record: Record) -> None:
         """Send a record's request and fill the record; only cancellation is raised."""
         body = record.request.body
-        stream = Stream(record, self.keep_text, self.on_tokens)
+        stream = Stream(record, self.keep_answers, self.on_tokens)
         connection = None
         try:
             connection = await self._connections.take()
@@ -158,13 +158,14 @@ class Stream:
     """
 
     def __init__(
-        self, record: Record, keep_text: bool, on_tokens: Callable[[float, int], None]
+        self, record: Record, keep_answer: bool, on_tokens: Callable[[float, int], None]
     ) -> None:
-        self._record, self._keep_text, self._on_tokens = record, keep_text, on_tokens
+        self._record, self._keep_answer, self._on_tokens = record, keep_answer, on_tokens
         self._rest = b""
         self._seen = 0
         self._last = b""
         self._texts: list[str] = []
+        self._ids: list[int] = []
 
     def feed(self, now: float, data: bytes) -> None:
         """Take bytes of the body.
@@ -183,18 +184,32 @@ class Stream:
             if mark:
                 self._seen = int(tail.partition(b"}")[0].partition(b",")[0])
                 self._last = line
-                if self._keep_text:
-                    self._texts.append(_text(line))
-            elif line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
-                text = _text(line)
-                self._texts.append(text)
-                if text:
-                    # One token for now; spread anew when the total is known.
-                    self._record.counts_estimated = True
-                    self._record.chunks.append((now, 1))
+                if self._keep_answer:
+                    self._keep(line)
+            elif line.startswith(b"data:") and line[5:].strip() != b"[DONE]" and self._keep(line):
+                # One token for now; spread anew when the total is known.
+                self._record.counts_estimated = True
+                self._record.chunks.append((now, 1))
         if self._seen > before and not self._record.counts_estimated:
             self._record.chunks.append((now, self._seen - before))
             self._on_tokens(now, self._seen - before)
+
+    def _keep(self, event: bytes) -> bool:
+        """Keep text and token ids of a chunk; say whether it has text.
+
+        Raises:
+            ReportedError: It is an error report.
+            ValueError: It is no JSON.
+        """
+        data: dict[str, Any] = json.loads(event.removeprefix(b"data:"))
+        if "error" in data:
+            raise ReportedError(f"the server reports: {str(data['error'])[:300]}")
+        said = ""
+        for choice in data.get("choices") or ():
+            said += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            self._ids += choice.get("token_ids") or ()
+        self._texts.append(said)
+        return bool(said)
 
     def end(self, status: int | None) -> None:
         """Complete the record; whatever is wrong with the answer becomes its error."""
@@ -213,26 +228,11 @@ class Stream:
         usage = json.loads(self._last.removeprefix(b"data:"))["usage"] if self._last else {}
         record.prompt_tokens = usage.get("prompt_tokens")
         record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        record.text = "".join(self._texts) if self._keep_text else None
+        if self._keep_answer:
+            record.text, record.token_ids = "".join(self._texts), self._ids or None
         if self._seen != record.request.output_tokens:
             record.error = f"{self._seen} tokens instead of {record.request.output_tokens}"
             record.kind = "length"
-
-
-def _text(event: bytes) -> str:
-    """Return the text of a chunk.
-
-    Raises:
-        ReportedError: It is an error report.
-        ValueError: It is no JSON.
-    """
-    data: dict[str, Any] = json.loads(event.removeprefix(b"data:"))
-    if "error" in data:
-        raise ReportedError(f"the server reports: {str(data['error'])[:300]}")
-    text = ""
-    for choice in data.get("choices") or ():
-        text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-    return text
 
 
 def _words(error: BaseException) -> str:

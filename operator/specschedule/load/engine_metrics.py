@@ -11,6 +11,7 @@ from specschedule.vllm_facts.metrics import (
     ACCEPTED_TOKENS,
     DRAFT_TOKENS,
     DRAFTS,
+    ENDED,
     OUTPUT_TOKENS,
     PREEMPTIONS,
     PREFIX_HITS,
@@ -26,7 +27,9 @@ COUNTERS = (
     PREEMPTIONS,
     PREFIX_QUERIES,
     PREFIX_HITS,
+    ENDED,
 )
+_ABORTED = 'finished_reason="abort"'
 
 Sample = dict[str, dict[str, float]]
 """Value by family and by the label text of the series."""
@@ -43,6 +46,7 @@ class EngineDelta:
     preemptions: int | None = None
     prefix_queries: int | None = None
     prefix_hits: int | None = None
+    aborted: int | None = None
     fault: str | None = None
     """Why the counters cannot be trusted."""
 
@@ -64,9 +68,10 @@ def read(text: str) -> Sample:
     return sample
 
 
-def total(sample: Sample, name: str) -> float | None:
-    """Return a family summed over engines; None when it is absent."""
-    return sum(sample[name].values()) if sample.get(name) else None
+def total(sample: Sample, name: str, label: str = "") -> float | None:
+    """Return a family summed over its series that have a label; None when there are none."""
+    found = [value for labels, value in sample.get(name, {}).items() if label in labels]
+    return sum(found) if found else None
 
 
 def running(sample: Sample) -> float | None:
@@ -91,8 +96,8 @@ def difference(before: Sample, after: Sample) -> EngineDelta:
                     "restarted, or several processes answer /metrics"
                 )
 
-    def delta(name: str) -> int | None:
-        first, last = total(before, name), total(after, name)
+    def delta(name: str, label: str = "") -> int | None:
+        first, last = total(before, name, label), total(after, name, label)
         if last is None:
             return None
         return max(0, round(last - (first or 0.0)))
@@ -105,5 +110,6 @@ def difference(before: Sample, after: Sample) -> EngineDelta:
         preemptions=delta(PREEMPTIONS),
         prefix_queries=delta(PREFIX_QUERIES),
         prefix_hits=delta(PREFIX_HITS),
+        aborted=delta(ENDED, _ABORTED),
         fault=fault,
     )

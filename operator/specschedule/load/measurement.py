@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from specschedule.core.evidence import Cell
+from specschedule.core.evidence import Cell, Outputs
 from specschedule.core.visit import Visit, Window
 from specschedule.load import engine_metrics
 from specschedule.load.client import Client, Unanswered
@@ -116,7 +116,13 @@ class Measurement:
         assert self._sampler is not None
         self._sampler.cancel()
 
-    async def cell(self, left_out: Sequence[Record] | None = None) -> Cell:
+    async def cell(
+        self,
+        left_out: Sequence[Record] | None = None,
+        *,
+        outputs: Outputs | None = None,
+        void: str | None = None,
+    ) -> Cell:
         """Return the cell of the closed window, with the engine's counters over it."""
         before, after = await asyncio.gather(*self._readings)
         self._note_running(before)
@@ -126,7 +132,7 @@ class Measurement:
             delta = engine_metrics.difference(before, after)
         else:
             self.notes.append("the engine's /metrics could not be read")
-        return self._cell(engine=delta, left_out=left_out)
+        return self._cell(engine=delta, left_out=left_out, outputs=outputs, void=void)
 
     def cut_off(self, now: float, why: str) -> Cell:
         """Return a void cell of a window that was still open."""
@@ -138,6 +144,7 @@ class Measurement:
         *,
         engine: engine_metrics.EngineDelta | None = None,
         left_out: Sequence[Record] | None = None,
+        outputs: Outputs | None = None,
         void: str | None = None,
     ) -> Cell:
         return cell(
@@ -148,6 +155,7 @@ class Measurement:
             engine=engine,
             in_flight_exact=self._share,
             left_out=left_out,
+            outputs=outputs,
             notes=self.notes,
             void=void,
         )

@@ -7,6 +7,8 @@ regime is reached by construction:
   the run, the round, the visit, the window's load and the place in the order, never on the arm.
 - ``Shared``: one common beginning, then the nonce and the prompt.
 - ``Warm``: a few prompts again and again.
+
+A window whose outputs are compared gets the same prompts in every launch of the run.
 """
 
 import hashlib
@@ -148,6 +150,9 @@ class Source:
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
+        if window.profile.kind == "equivalence":
+            self._nonce = f"{visit.run}/{self._order}/{load}"
+            self._common |= {"temperature": 0.0, "top_p": 1.0, "return_token_ids": True}
 
     def take(self, output_tokens: int | None = None, prompt_tokens: int | None = None) -> Prepared:
         """Return the next request.

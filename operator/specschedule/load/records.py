@@ -54,6 +54,8 @@ class Record:
     """Prompt tokens answered from the prefix cache, where the server says so."""
     text: str | None = None
     """The answer, kept only where it is looked at."""
+    token_ids: list[int] | None = None
+    """Its token ids, where they were asked for and told."""
     counts_estimated: bool = False
     """The server did not say how many tokens each chunk held."""
     error: str | None = None

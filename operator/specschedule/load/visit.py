@@ -15,6 +15,7 @@ from specschedule.core.evidence import Cell, Profile
 from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed, Window
 from specschedule.load.client import Client, Unanswered
 from specschedule.load.counters import Counters, Page
+from specschedule.load.equivalence import Equivalence
 from specschedule.load.measurement import Measurement, beat
 from specschedule.load.openloop import Open, planned
 from specschedule.load.profiles import Closed, Settling, swing
@@ -198,12 +199,14 @@ class VisitRun:
                 await client.send(record)
                 if record.error is not None:
                     log.warning("%s: filling the cache: %s", window.cell, record.error)
-            client.keep_text = window.profile.kind == "depth"
+            client.keep_answers = window.profile.kind in ("depth", "equivalence")
             tally = self._counters.tallies[window.cell]
             measurement = Measurement(self._visit, window, tally, client, tasks)
             self._measurement = measurement
             if window.profile.kind == "open":
                 cell = await self._open_window(measurement, client, tasks, streams, source)
+            elif window.profile.kind == "equivalence":
+                cell = await self._compared(measurement, client, tasks, streams, source)
             else:
                 client.on_sent = streams.sent
                 self._closed = Closed(measurement, streams, source, self._settling())
@@ -222,14 +225,31 @@ class VisitRun:
         source: Source,
     ) -> Cell:
         """Measure an open window, after the closed loop has ended."""
+        await self._alone(client, streams)
+        lead = max(3 * self._e2e, 0.0 if self._warm else self._shortest_warm_up())
+        self._opened_after(lead, steady=True)
+        return await Open(measurement, client, tasks, source, self._finished, lead=lead).run()
+
+    async def _compared(
+        self,
+        measurement: Measurement,
+        client: Client,
+        tasks: asyncio.TaskGroup,
+        streams: ClosedLoop,
+        source: Source,
+    ) -> Cell:
+        """Ask for the outputs that are compared between arms, after the closed loop has ended."""
+        await self._alone(client, streams)
+        self._opened_after(0.0, steady=True)
+        return await Equivalence(measurement, client, tasks, source, self._finished).run()
+
+    async def _alone(self, client: Client, streams: ClosedLoop) -> None:
+        """End the closed loop, and wait until a window may open."""
         await streams.stop()
         client.on_sent = lambda record: None
         self._closed = None
         while not self._scraped():
             await asyncio.sleep(0.1)
-        lead = max(3 * self._e2e, 0.0 if self._warm else self._shortest_warm_up())
-        self._opened_after(lead, steady=True)
-        return await Open(measurement, client, tasks, source, self._finished, lead=lead).run()
 
     def _settling(self) -> Settling:
         return Settling(
@@ -366,6 +386,10 @@ def check_profile(window: Window) -> None:
         swing(profile)
     if profile.kind == "crossing" and (profile.period_seconds or 0) <= 0:
         raise ValueError("crossing: needs periodSeconds > 0")
+    if profile.kind == "equivalence" and not (
+        profile.steps and all(len(step) == 2 and min(step) >= 1 for step in profile.steps)
+    ):
+        raise ValueError("equivalence: needs steps, each [requests in flight, prompts]")
     if profile.kind == "open":
         planned(profile, window.requests, window.seed)
 

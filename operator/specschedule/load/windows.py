@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specschedule.core.evidence import Cell, PrefixCache, Quantiles
+from specschedule.core.evidence import Cell, Outputs, PrefixCache, Quantiles
 from specschedule.core.spec import Slo
 from specschedule.core.visit import Visit, Window
 from specschedule.load.engine_metrics import EngineDelta
@@ -179,6 +179,7 @@ def cell(
     engine: EngineDelta | None = None,
     in_flight_exact: float | None = None,
     left_out: Sequence[Record] | None = None,
+    outputs: Outputs | None = None,
     notes: Sequence[str] = (),
     void: str | None = None,
 ) -> Cell:
@@ -192,6 +193,8 @@ def cell(
         engine: The engine's own counters over the window, where it has them.
         in_flight_exact: Share of the time in which the planned number was in flight.
         left_out: Finished requests that must not enter rates and latencies (depth only).
+        outputs: What was answered (equivalence only); a window that has them counts whatever its
+            times were.
         notes: What a reader should know.
         void: Why the window must not count, if that is known already.
     """
@@ -205,7 +208,8 @@ def cell(
     notes = list(notes)
     if any(r.counts_estimated for r in kept):
         notes.append("the server does not say how many tokens each chunk holds; spread evenly")
-    void = void or _void(visit, meter, engine)
+    if outputs is None:
+        void = void or _void(visit, meter, engine)
     return Cell(
         cell=window.cell,
         arm=visit.arm,
@@ -236,6 +240,7 @@ def cell(
         send_lag_ms_p99=None if lag is None else round(lag * 1000, 3),
         in_flight_exact=None if in_flight_exact is None else round(in_flight_exact, 6),
         left_out=None if left_out is None else len(skip),
+        outputs=outputs,
         started_at=started_at,
         notes=notes or None,
         void=void,
@@ -264,6 +269,11 @@ def _void(visit: Visit, meter: Meter, engine: EngineDelta | None) -> str | None:
         )
     if engine is None:
         return None
+    if (engine.aborted or 0) > meter.tally.failed:
+        return (
+            f"the engine aborted {engine.aborted} requests, of which {meter.tally.failed} were "
+            "sent here: something else uses the server, or it gives requests up"
+        )
     return engine.fault or _regime_broken(visit.prefix_cache, _prefix_cache(engine))
 
 

@@ -45,6 +45,8 @@ class Asked:
     """Whether every chunk carries the usage so far."""
     timestamps: bool
     """Whether the answer says when the tokens were written (field ``sim_timestamps``)."""
+    token_ids: bool
+    """Whether every chunk carries the ids of its tokens."""
     seed: int | None
     """Added to the prompt's seed; None where the output depends on the prompt alone."""
 
@@ -107,6 +109,7 @@ def read(
         usage=bool(options.get("include_usage")),
         running_usage=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
         timestamps=bool(plain.get("sim_timestamps")),
+        token_ids=bool(plain.get("return_token_ids")),
         seed=_seed(plain),
     )
 

@@ -111,6 +111,8 @@ class Output:
     finished: bool
     before: float
     """When it gained tokens before; NaN for its first."""
+    verified: int | None
+    """Draft tokens that the step verified for it; None at the end of its prefill."""
 
 
 @dataclass(slots=True)
@@ -235,7 +237,8 @@ class Engine:
         for request, tokens in self._plan.scheduled:
             if request.room < 0:  # aborted during the step
                 continue
-            if not request.decoding:
+            decoding = request.decoding
+            if not decoding:
                 request.computed += tokens
                 if request.computed < request.to_compute:
                     continue
@@ -262,7 +265,9 @@ class Engine:
             if finished:
                 self.running.remove(request)
                 self._release(request)
-            outputs.append(Output(request, gained, finished, before))
+            outputs.append(
+                Output(request, gained, finished, before, verified if decoding else None)
+            )
         if self._next_drafted != self.drafted:
             if self._on_change is not None:
                 self._on_change(self.drafted, self._next_drafted)

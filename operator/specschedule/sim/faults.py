@@ -6,7 +6,10 @@ from enum import StrEnum
 
 
 class Fault(StrEnum):
-    """What goes wrong. Numbers in ``NAME@N`` are finished requests before it does."""
+    """What goes wrong.
+
+    Numbers in ``NAME@N`` are finished requests before it does, unless said otherwise.
+    """
 
     SILENT_DISABLE = "silent-disable"
     """The schedule is dropped without a word; the engine runs at num_speculative_tokens."""
@@ -28,6 +31,8 @@ class Fault(StrEnum):
     """Boots twenty times slower."""
     EQUIVALENCE = "equivalence"
     """The output differs from the third token on."""
+    EQUIVALENCE_IN_BAND = "equivalence-in-band"
+    """The output differs from the first step on that verifies exactly N draft tokens."""
     OOM = "oom"
     """Out of memory while the KV cache is set up."""
     ERRORS = "errors"

@@ -293,6 +293,9 @@ class Server:
             transport,
             fingerprint=startup.fingerprint(self.launch),
             differs=self.launch.hits(Fault.EQUIVALENCE),
+            differs_at=self.launch.planted.faults[Fault.EQUIVALENCE_IN_BAND]
+            if self.launch.hits(Fault.EQUIVALENCE_IN_BAND)
+            else None,
         )
         for index, prompt in enumerate(asked.prompts):
             length, end = asked.length(prompt)

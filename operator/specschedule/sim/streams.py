@@ -26,6 +26,7 @@ class Answer:
         transport: Where chunks go; None when the answer is given whole.
         fingerprint: vLLM's name for how it was launched.
         differs: Whether the output is wrong from the third token on (a planted fault).
+        differs_at: Draft tokens of the steps that make it wrong (a planted fault).
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Answer:
         *,
         fingerprint: str,
         differs: bool,
+        differs_at: int | None,
     ) -> None:
         self.asked = asked
         self.fingerprint = fingerprint
@@ -45,7 +47,7 @@ class Answer:
         self.sequences: list[Sequence] = []
         self.open = len(asked.prompts)
         self._transport = transport
-        self.differs = differs
+        self.differs, self.differs_at = differs, differs_at
         kind = "chat.completion.chunk" if asked.chat else "text_completion"
         self.head = (
             f'data: {{"id":"{name}","object":"{kind}","created":{self.created},'
@@ -130,31 +132,40 @@ class Sequence:
         self.first_written = self.last_written = 0.0
         self.first_tokens = 0
         self._written = 0
+        self._right: int | None = 2 if answer.differs else None
+        """Tokens after which the output is wrong."""
         asked = answer.asked
         delta = '"delta":{"content":"' if asked.chat else '"text":"'
         self._head = f'{answer.head}"choices":[{{"index":{index},{delta}'
         close = '"}' if asked.chat else '"'
         ids = (
-            '"token_ids":null}]'
+            '"token_ids":'
             if asked.chat
-            else ('"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]')
+            else '"stop_reason":null,"prompt_token_ids":null,"token_ids":'
         )
         self._tail = f'{close},"logprobs":null,"finish_reason":null,{ids}'
         stop = '"stop_reason":null,' if asked.chat else ""
         self._last_tail = f'{close},"logprobs":null,"finish_reason":"{end}",{stop}{ids}'
+        self._last_end = "}]"
         if not asked.usage:
-            self._last_tail += f',"system_fingerprint":"{answer.fingerprint}"'
+            self._last_end += f',"system_fingerprint":"{answer.fingerprint}"'
 
     def write(self, output: Output) -> bool:
         """Send the tokens of a step; False when the client is gone or does not read."""
         answer, first = self.answer, self._written
         self._written = first + output.tokens
+        if output.verified is not None and output.verified == answer.differs_at:
+            self._right = first if self._right is None else min(first, self._right)
         if not answer.asked.stream:
             self._stamp(first)
             return True
         said = self._text(first, output.tokens)
         tail = self._last_tail if output.finished else self._tail
-        payload = f"{self._head}{said}{tail}{self._usage(self._written)}}}\n\n"
+        ids = "null"
+        if answer.asked.token_ids:
+            ids = json.dumps(self._ids(first, output.tokens), separators=(",", ":"))
+        end = self._last_end if output.finished else "}]"
+        payload = f"{self._head}{said}{tail}{ids}{end}{self._usage(self._written)}}}\n\n"
         if not first:
             self.first_tokens = output.tokens
             if answer.asked.chat:
@@ -170,6 +181,8 @@ class Sequence:
             said: dict[str, Any] = {"message": {"role": "assistant", "content": content}}
         else:
             said = {"text": content}
+        if self.answer.asked.token_ids:
+            said["token_ids"] = self._ids(0, self._written)
         return {
             "index": self.index,
             **said,
@@ -184,12 +197,22 @@ class Sequence:
             self.first_written = self.last_written
 
     def _text(self, first: int, tokens: int) -> str:
-        if not self.answer.differs or first + tokens <= 2:
+        right = self._right_of(first, tokens)
+        if right == tokens:
             return text.output_text(self.seed, first, tokens)
-        right = max(0, 2 - first)
         return text.output_text(self.seed, first, right) + text.output_text(
             self.seed + 7, first + right, tokens - right
         )
+
+    def _ids(self, first: int, tokens: int) -> list[int]:
+        right = self._right_of(first, tokens)
+        return text.output_ids(self.seed, first, right) + text.output_ids(
+            self.seed + 7, first + right, tokens - right
+        )
+
+    def _right_of(self, first: int, tokens: int) -> int:
+        """Return how many of some tokens come before the output goes wrong."""
+        return tokens if self._right is None else min(tokens, max(0, self._right - first))
 
     def _usage(self, produced: int) -> str:
         if not self.answer.asked.running_usage:

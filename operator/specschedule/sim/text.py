@@ -56,6 +56,11 @@ def seed_of(prompt: Prompt) -> int:
     return zlib.crc32(plain.encode("utf-8", "surrogatepass"))
 
 
+def output_ids(seed: int, first: int, tokens: int) -> list[int]:
+    """Return the ids of output tokens: their places in the fixed text."""
+    return [(seed + at) % LENGTH for at in range(first, first + tokens)]
+
+
 def output_text(seed: int, first: int, tokens: int) -> str:
     """Return the text of output tokens ``first`` to ``first + tokens`` of a prompt's seed.
 

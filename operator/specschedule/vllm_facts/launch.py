@@ -201,6 +201,13 @@ def _find(
     if _base(words[0]) in _WRAPPERS:
         at = next((i for i, word in enumerate(words) if _base(word) in _SHELLS), 0)
     if _base(words[at]) not in _SHELLS:
+        if not (names_vllm(container) or _may_be_script(words[0])):
+            return refuse(
+                container,
+                "NoVllmContainer",
+                f"its command is {words[0].token.text}, which does not start vLLM; name the "
+                "container that does in spec.target.container",
+            )
         return refuse(
             container,
             "EntryScript",
@@ -301,6 +308,15 @@ def names_vllm(container: Mapping[str, Any]) -> bool:
     for field in ("command", "args"):
         texts += [str(item) for item in items(container.get(field))]
     return any(_VLLM_IMAGE.search(text) for text in texts)
+
+
+def _may_be_script(word: _Word) -> bool:
+    base = PurePosixPath(_base(word))
+    return (
+        base.suffix in (".sh", ".bash", ".py")
+        or "entrypoint" in base.stem
+        or bool(_PYTHON.fullmatch(base.name))
+    )
 
 
 def _other_engine(container: Mapping[str, Any], words: Sequence[_Word]) -> str | None:

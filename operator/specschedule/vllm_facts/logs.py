@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeGuard
 
 from specschedule.core.receipts import (
@@ -27,6 +28,8 @@ _PREFIX = re.compile(
     r"^\s*(?:\(?[\w -]+ pid=\d+\)\s*)?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) "
     r"\d\d-\d\d \d\d:\d\d:\d\d )?(?:\[?[\w./-]+:\d+\] ?)?"
 )
+
+_COMPILED = re.compile(r"during inference: .*causes a latency spike")
 
 NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
     (SCHEDULE_DISABLED, re.compile(r"Disabling num_speculative_tokens_per_batch_size")),
@@ -51,7 +54,7 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
         ),
     ),
     (TUNED, re.compile(r"Compiling a graph for compile range")),
-    (COMPILED_UNDER_LOAD, re.compile(r"during inference: .*causes a latency spike")),
+    (COMPILED_UNDER_LOAD, _COMPILED),
 )
 """Warnings that matter, by kind; the first pattern that is found in a message gives its kind."""
 
@@ -106,6 +109,21 @@ def messages(text: str) -> Iterable[str]:
             yield from said.splitlines()
         elif bare:
             yield _PREFIX.sub("", bare, count=1)
+
+
+def compiled_at(text: str) -> list[float]:
+    """Return when the engine compiled something while it served, in Unix seconds.
+
+    Args:
+        text: A log whose lines begin with RFC 3339 times, as Kubernetes gives it when asked to.
+    """
+    found = []
+    for line in text.splitlines():
+        time, _, said = line.partition(" ")
+        if any(_COMPILED.search(message) for message in messages(said)):
+            # Kubernetes writes nanoseconds.
+            found.append(datetime.fromisoformat(time[:26].rstrip("Z") + "+00:00").timestamp())
+    return found
 
 
 def read_log(text: str) -> LogFacts:

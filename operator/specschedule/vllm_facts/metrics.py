@@ -15,6 +15,8 @@ OUTPUT_TOKENS = "vllm:generation_tokens"
 PREEMPTIONS = "vllm:num_preemptions"
 PREFIX_QUERIES = "vllm:prefix_cache_queries"
 PREFIX_HITS = "vllm:prefix_cache_hits"
+ENDED = "vllm:request_success"
+"""Requests that ended, by ``finished_reason``; the name notwithstanding, aborted ones too."""
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 
@@ -27,6 +29,7 @@ FAMILIES = (
     PREEMPTIONS,
     PREFIX_QUERIES,
     PREFIX_HITS,
+    ENDED,
     RUNNING,
     WAITING,
 )

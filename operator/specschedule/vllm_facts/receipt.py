@@ -6,7 +6,7 @@ from typing import Any
 from specschedule.core.evidence import Receipt
 from specschedule.vllm_facts.logs import LogFacts, read_log
 from specschedule.vllm_facts.metrics import read_metrics
-from specschedule.vllm_facts.plain import mapping
+from specschedule.vllm_facts.plain import items, mapping
 
 _GRAPH_MODES: dict[object, str] = {
     0: "NONE",
@@ -23,6 +23,7 @@ def read_receipt(
     version: Mapping[str, Any] | None = None,
     server_info: Mapping[str, Any] | None = None,
     metrics_text: str | None = None,
+    models: Mapping[str, Any] | None = None,
     log_text: str | None = None,
 ) -> Receipt:
     """Return the facts that a running server tells.
@@ -31,6 +32,7 @@ def read_receipt(
         version: Body of ``GET /version``.
         server_info: Body of ``GET /server_info?config_format=json`` (development mode only).
         metrics_text: Body of ``GET /metrics``.
+        models: Body of ``GET /v1/models``.
         log_text: The server's log from its beginning.
 
     What the worker decides (graph mode) counts before what was configured; what nothing tells
@@ -51,6 +53,7 @@ def read_receipt(
         model=_text(model.get("model")) or log.model,
         model_revision=_text(model.get("revision")) or log.revision,
         quantization=_text(model.get("quantization")) or log.quantization,
+        adapters=adapters(models),
         drafter=_text(speculative.get("model")) or _text(speculative.get("method")) or log.drafter,
         model_runner=log.model_runner or forced,
         graph_mode=log.graph_mode or _configured_mode(config),
@@ -73,6 +76,19 @@ def read_receipt(
         caches_warm=log.caches_warm,
         log_level_hides_warnings=log.level_hides_warnings,
         notes=log.notes + _switched_off(log, speculative, told_schedule) or None,
+    )
+
+
+def adapters(models: Mapping[str, Any] | None) -> list[str] | None:
+    """Return the adapters that a body of ``GET /v1/models`` lists; None where it lists nothing.
+
+    An adapter's card names the model it belongs to as its parent.
+    """
+    cards = items(mapping(models).get("data"))
+    if not cards:
+        return None
+    return sorted(
+        str(mapping(card).get("id")) for card in cards if mapping(card).get("parent") is not None
     )
 
 

@@ -18,6 +18,7 @@ from specschedule.core.visit import (
     VisitFailed,
     Warmed,
     visit_event,
+    waves,
 )
 from specschedule.wire.pods import unix
 
@@ -95,8 +96,8 @@ def longest_seconds(visit: Visit) -> int:
     seconds = visit.warm_up_timeout + 2 * visit.scrape_timeout + 120
     for window in visit.windows:
         in_flight = window.profile.concurrency or 1
-        waves = -(-window.requests // in_flight) + 2
-        seconds += waves * visit.request_timeout
+        steps = window.profile.steps or [[in_flight, window.requests]]
+        seconds += (waves(steps) + 2) * visit.request_timeout
     return int(seconds)
 
 

@@ -88,11 +88,21 @@ def pod_facts(
 
 def url(pod: Mapping[str, Any]) -> str | None:
     """Return the base URL of a trial pod's server, once the pod has an address."""
-    address = (pod.get("status") or {}).get("podIP")
     port = (pod["metadata"].get("annotations") or {}).get(names.PORT)
-    if not address or not port:
+    return url_at(pod, port) if port else None
+
+
+def url_at(pod: Mapping[str, Any], port: int | str) -> str | None:
+    """Return the base URL of a port of a pod, once the pod has an address."""
+    address = (pod.get("status") or {}).get("podIP")
+    if not address:
         return None
     return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    """Say whether a pod is Ready."""
+    return _condition(pod.get("status") or {}, "Ready").get("status") == "True"
 
 
 def server_ended(pod: Mapping[str, Any]) -> bool:

@@ -131,8 +131,13 @@ class Api:
         *,
         tail_lines: int | None = None,
         limit_bytes: int = 4 << 20,
+        since: str | None = None,
+        timestamps: bool = False,
     ) -> str | None:
         """Return a container's log from its beginning (or its last lines); None when it has none.
+
+        Lines written before ``since`` (RFC 3339) are left out; with ``timestamps`` each begins
+        with its time.
 
         A server that reports a failure to read as log text gives such text; callers look for
         what they expect in it.
@@ -141,6 +146,8 @@ class Api:
             "container": container,
             "limitBytes": str(limit_bytes),
             "tailLines": str(tail_lines) if tail_lines else None,
+            "sinceTime": since,
+            "timestamps": "true" if timestamps else None,
         }
         status, body = self._call("GET", _path("pods", namespace, pod, "log"), query)
         if status in (400, 404):

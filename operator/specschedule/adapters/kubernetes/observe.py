@@ -28,7 +28,8 @@ from specschedule.core.spec import Spec
 from specschedule.core.visit import VisitEnded
 from specschedule.ports import Key, Metrics, Unavailable
 from specschedule.vllm_facts.failures import start_failure
-from specschedule.vllm_facts.receipt import read_receipt
+from specschedule.vllm_facts.logs import compiled_at
+from specschedule.vllm_facts.receipt import adapters, read_receipt
 from specschedule.vllm_facts.target import pod_gpus, target_facts
 from specschedule.wire import jobs, names, pods
 
@@ -119,13 +120,18 @@ class Observer:
             selector = _selector(deployment["spec"]["selector"])
             serving = self._api.list("pods", namespace, labels=selector)
             free_gpus = self._capacity.free_gpus() if pod_gpus(pod_spec) else None
-        return target_facts(
+        facts = target_facts(
             deployment,
             pods=serving,
             config_maps=self.config_maps(namespace, pod_spec),
             free_gpus=free_gpus,
             container=container_name(schedule),
         )
+        server = facts.server
+        if isinstance(server, Unreadable) or not server.enable_lora:
+            return facts
+        served = server.model_copy(update={"adapters": _adapters(serving, server.port)})
+        return facts.model_copy(update={"server": served})
 
     def config_maps(
         self, namespace: str, pod_spec: Mapping[str, Any]
@@ -196,14 +202,16 @@ class Observer:
             name=name,
             spec=spec,
             status=status,
-            pod=self._pod(pod, status) if pod else _lost(status),
+            pod=self._pod(pod, status, job, visit) if pod else _lost(status),
             visit=visit,
             scraped=self._scraped(spec, job, visit, url)
             if job and visit and status.ended_at is None
             else None,
         )
 
-    def _pod(self, pod: Object, status: TrialStatus) -> PodFacts:
+    def _pod(
+        self, pod: Object, status: TrialStatus, job: Object | None, visit: VisitFacts | None
+    ) -> PodFacts:
         container = pod["metadata"]["annotations"][names.CONTAINER]
         over = status.ended_at is not None
         last_line = None
@@ -216,6 +224,11 @@ class Observer:
         if seen.phase == "Ready" and not over and status.receipt == Receipt():
             receipt = self._receipt(pod, container)
             seen = seen.model_copy(update={"receipt": receipt})
+        if job and visit and visit.phase != "Running" and seen.phase == "Ready" and not over:
+            since = job["metadata"]["creationTimestamp"]
+            said = self._log(pod, container, since=since, timestamps=True)
+            compiled = None if said is None else compiled_at(said)
+            seen = seen.model_copy(update={"compiled_at": compiled})
         return seen
 
     def _receipt(self, pod: Object, container: str) -> Receipt:
@@ -224,11 +237,12 @@ class Observer:
         if known := self._receipts.get(uid):
             return known
         base_url = pods.url(pod)
-        answers = engine.read(base_url) if base_url else engine.Answers(None, None, None)
+        answers = engine.read(base_url) if base_url else engine.Answers(None, None, None, None)
         receipt = read_receipt(
             version=_json(answers.version),
             server_info=_json(answers.server_info),
             metrics_text=answers.metrics,
+            models=_json(answers.models),
             log_text=self._log(pod, container, limit_bytes=_LOG_HEAD_BYTES),
         )
         node = pod["spec"].get("nodeName")
@@ -305,7 +319,7 @@ class Observer:
         latest = max(warnings, key=_said_at, default=None)
         return f"{latest['reason']}: {latest['message']}" if latest else None
 
-    def _log(self, pod: Object, container: str, **options: int) -> str | None:
+    def _log(self, pod: Object, container: str, **options: Any) -> str | None:
         """Return a server's log; None when it cannot be read, as when its node is lost."""
         namespace, name = _named(pod)
         try:
@@ -366,6 +380,13 @@ def first_fault(error: ValidationError) -> str:
     fault = error.errors()[0]
     path = ".".join(str(part) for part in fault["loc"])
     return f"{path}: {fault['msg']}" if path else fault["msg"]
+
+
+def _adapters(serving: Iterable[Object], port: int) -> list[str] | None:
+    """Ask the first serving pod that is Ready for its adapters; they may come at run time."""
+    ready = next((pod for pod in serving if pods.is_ready(pod)), None)
+    url = pods.url_at(ready, port) if ready is not None else None
+    return adapters(_json(engine.models(url))) if url is not None else None
 
 
 def _ahead(schedules: Iterable[Object], mine: Object) -> str | None:

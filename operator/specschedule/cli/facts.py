@@ -1,0 +1,91 @@
+"""``specschedule facts``: receipts and cells as files, and what differs between launches."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specschedule.cli.output import BadInput, emit, output_option
+from specschedule.cli.specs import read_spec
+from specschedule.cli.trials import read_launches, read_trials
+from specschedule.core.compare import uncounted
+from specschedule.core.evidence import Launch
+from specschedule.core.gates import without_speculation
+from specschedule.core.observed import ServerFacts
+from specschedule.core.receipts import Differing, compared
+
+
+@click.command()
+@click.option("-f", "--file", "path", required=True, help="Manifest of the SpecSchedule.")
+@click.option(
+    "--trials",
+    required=True,
+    help="SpecTrials, as kubectl get -o yaml gives them; - is standard input.",
+)
+@click.option("--run", help="Run id, where the trials are of several runs.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Folder for the files; none are written without."
+)
+@output_option
+def command(path: str, trials: str, run: str | None, out: Path | None, output: str) -> None:
+    """Say in which facts the launches of a run differ, and which of that the policy forbids.
+
+    With --out, each launch also becomes facts-LAUNCH-ARM.txt (its receipt, a fact a line) and
+    launch-LAUNCH-ARM.json (receipt and cells).
+    """
+    spec = read_spec(path)
+    documents = read_trials(trials, run)
+    launches = sorted(read_launches(trials, documents), key=lambda each: each.launch)
+    # A target has a speculative config of its own, or the spec says how to speculate.
+    server = ServerFacts(container="", speculative={} if spec.speculative is None else None)
+    found = compared(
+        spec, [each for each in launches if uncounted(each) is None], without_speculation(server)
+    )
+    written = [str(file) for each in launches for file in _write(each, out)] if out else []
+    answer = {"differences": [each.plain() for each in found], "files": written}
+    emit(answer, _text(found, launches, written), output)
+
+
+def _write(launch: Launch, folder: Path) -> list[Path]:
+    """Write the two files of a launch.
+
+    Raises:
+        BadInput: The folder cannot be written to.
+    """
+    name = f"{launch.launch:03d}-{launch.arm}"
+    facts, whole = folder / f"facts-{name}.txt", folder / f"launch-{name}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        facts.write_text("".join(f"{line}\n" for line in _facts(launch)))
+        whole.write_text(json.dumps(launch.plain(), indent=2) + "\n")
+    except OSError as error:
+        raise BadInput(f"--out {folder}: {error.strerror}") from error
+    return [facts, whole]
+
+
+def _facts(launch: Launch) -> list[str]:
+    """Return the receipt of a launch, a fact a line."""
+    about: dict[str, Any] = launch.plain()
+    about = {key: about[key] for key in about if key not in ("receipt", "cells")}
+    counted = sum(cell.void is None for cell in launch.cells)
+    about["cells"] = f"{counted} of {len(launch.cells)} count"
+    facts = about | launch.receipt.plain()
+    width = max(map(len, facts))
+    return [
+        f"{fact:<{width}}  {value if isinstance(value, str) else json.dumps(value)}"
+        for fact, value in facts.items()
+    ]
+
+
+def _text(found: list[Differing], launches: list[Launch], written: list[str]) -> str:
+    left_out = [each for each in launches if uncounted(each) is not None]
+    lines = [f"{len(launches) - len(left_out)} launches compared"]
+    lines += [f"  not compared: {x.arm} launch {x.launch}: {uncounted(x)}" for x in left_out]
+    for each in found:
+        values = "; ".join(f"{value} ({', '.join(arms)})" for value, arms in each.values.items())
+        verdict = f"forbidden, {each.forbidden}" if each.forbidden else "reported"
+        lines.append(f"  {each.fact}: {values}: {verdict}")
+    if not found:
+        lines.append("  no fact differs")
+    return "\n".join([*lines, *(f"wrote {file}" for file in written)])

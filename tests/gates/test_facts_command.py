@@ -1,0 +1,102 @@
+"""``specschedule facts``: what lies in the folder afterwards, and what is said."""
+
+import json
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from specschedule.cli.main import main
+
+CELL = {
+    "cell": "hold1", "profile": {"kind": "hold", "concurrency": 1}, "windowSeconds": 30.0,
+    "offered": 20, "completed": 20, "good": 20,
+}  # fmt: skip
+
+
+def trial(arm, launch, *, run="7f3a", void=None, **receipt):
+    status = {"startedAt": "2026-11-29T10:00:00Z", "endedAt": "2026-11-29T10:05:00Z"}
+    status |= {"receipt": {"engineVersion": "0.32.0", "gpu": "H100"} | receipt, "cells": [CELL]}
+    if void is not None:
+        status["void"] = void
+    return {
+        "apiVersion": "specschedule.dev/v1alpha1",
+        "kind": "SpecTrial",
+        "metadata": {"name": f"chat-{arm}-{launch}"},
+        "spec": {"runId": run, "arm": arm, "launch": launch, "round": 1},
+        "status": status,
+    }
+
+
+@pytest.fixture
+def ask(tmp_path):
+    schedule = {
+        "apiVersion": "specschedule.dev/v1alpha1",
+        "kind": "SpecSchedule",
+        "metadata": {"name": "chat"},
+        "spec": {
+            "target": {"name": "chat"},
+            "slo": {"ttft": "500ms"},
+            "candidates": [{"name": "card", "schedule": [[1, 2, 5], [3, 16, 1]]}],
+            "load": {"points": [1]},
+            "bar": {"improve": [{"by": "15%"}]},
+        },
+    }
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(schedule))
+
+    def run(trials, *more):
+        listed = yaml.safe_dump({"kind": "List", "items": trials})
+        arguments = ["facts", "-f", str(tmp_path / "s.yaml"), "--trials", "-", *more]
+        return CliRunner().invoke(main, arguments, input=listed)
+
+    return run
+
+
+def test_each_launch_becomes_a_page_of_facts_and_one_json(ask, tmp_path):
+    out = tmp_path / "receipts"
+    found = ask([trial("none", 2), trial("incumbent", 1)], "--out", str(out), "-o", "json")
+    assert found.exit_code == 0, found.output
+    names = sorted(file.name for file in out.iterdir())
+    assert names == [
+        "facts-001-incumbent.txt",
+        "facts-002-none.txt",
+        "launch-001-incumbent.json",
+        "launch-002-none.json",
+    ]
+    assert sorted(json.loads(found.output)["files"]) == [str(out / name) for name in names]
+    facts = dict(line.split(maxsplit=1) for line in (out / names[0]).read_text().splitlines())
+    assert facts["arm"] == "incumbent"
+    assert facts["engineVersion"] == "0.32.0"
+    assert facts["cells"] == "1 of 1 count"
+    whole = json.loads((out / names[3]).read_text())
+    assert whole["receipt"]["gpu"] == "H100"
+    assert whole["cells"][0]["good"] == 20
+
+
+def test_what_differs_is_said_with_what_forbids_it(ask):
+    said = ask([trial("incumbent", 1), trial("candidate-card", 2, gpu="A100", kvCacheTokens=5)])
+    assert '"H100" (incumbent); "A100" (candidate-card): forbidden' in said.output
+    assert "kvCacheTokens" not in said.output, "one launch alone tells it"
+    assert "no fact differs" in ask([trial("incumbent", 1), trial("none", 2)]).output
+
+
+def test_a_void_launch_is_written_but_not_compared(ask, tmp_path):
+    trials = [trial("incumbent", 1), trial("none", 2, void="Preempted: by others", gpu="A100")]
+    said = ask(trials, "--out", str(tmp_path / "r"))
+    assert "not compared: none launch 2: Preempted: by others" in said.output
+    assert "no fact differs" in said.output
+    assert "Preempted" in (tmp_path / "r" / "facts-002-none.txt").read_text()
+
+
+def test_bad_input_gets_one_clear_line(ask, tmp_path):
+    (tmp_path / "file").write_text("")
+    for trials, more, words in (
+        ([], [], "holds no SpecTrial"),
+        ([trial("none", 1), trial("none", 2, run="8888")], [], "choose one with --run"),
+        ([trial("none", 1), trial("none", 1)], [], "is there twice"),
+        ([trial("none", 1)], ["--out", str(tmp_path / "file")], "--out"),
+    ):
+        found = ask(trials, *more)
+        assert found.exit_code == 2
+        assert words in found.output
+        assert len(found.output.strip().splitlines()) == 1
