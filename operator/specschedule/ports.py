@@ -4,9 +4,11 @@ Kubernetes pods and local processes are two adapters of ``World``; Prometheus is
 ``Metrics``; tests bring their own.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from specschedule.core.observed import Action, MetricsFacts, Observed
+from specschedule.core.regime import ServingRegime
 
 
 class Key(NamedTuple):
@@ -42,6 +44,10 @@ class Metrics(Protocol):
 
         Values are the counters' own, never rates.
         """
+        ...
+
+    def serving(self, url: str, *, namespace: str, pods: Sequence[str]) -> ServingRegime | None:
+        """Return what serving pods did of late; None when nothing is known of them."""
         ...
 
 

@@ -7,7 +7,7 @@ scheduler and a kubelet would.
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from kubernetes import client
 from specschedule.adapters.kubernetes import KubernetesWorld
 from specschedule.adapters.kubernetes.api import Api, connect
 from specschedule.core.observed import MetricsFacts, Observed, TargetFacts, TrialSpec
+from specschedule.core.regime import ServingRegime
 from specschedule.core.visit import Visit
 from specschedule.ports import Conflict, Key, Unavailable
 
@@ -40,6 +41,8 @@ class Counters:
     def __init__(self) -> None:
         self.counts: dict[str, dict[str, float]] | None = {}
         self.asked: list[tuple[str, int, int, float]] = []
+        self.regime: ServingRegime | None = None
+        self.looked_at: list[tuple[str, list[str]]] = []
 
     def check(self, url: str | None) -> MetricsFacts:
         return MetricsFacts(url=url, available=url is not None)
@@ -49,6 +52,10 @@ class Counters:
     ) -> dict[str, dict[str, float]] | None:
         self.asked.append((run, launch, visit, at))
         return self.counts
+
+    def serving(self, url: str, *, namespace: str, pods: Sequence[str]) -> ServingRegime | None:
+        self.looked_at.append((namespace, list(pods)))
+        return self.regime
 
 
 class Line(Api):

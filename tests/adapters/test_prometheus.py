@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from specschedule.adapters.prometheus import PrometheusMetrics
+from specschedule.core.regime import ServingRegime
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -179,6 +180,10 @@ READINGS: dict[str, tuple[list[Any], dict[str, dict[str, float]]]] = {
         ],
         {"a": {"good": 500}},
     ),
+    "labels that a scrape renames or adds make no difference": (
+        [series("a", "good", "9", exported_pod="chat-x-rank-0", pod="prometheus-agent")],
+        {"a": {"good": 9}},
+    ),
     "of copies the latest counts": (
         [series("a", "good", "20", replica="0"), series("a", "good", "18", replica="1")],
         {"a": {"good": 20}},
@@ -301,3 +306,84 @@ def test_the_counters_of_a_process_that_is_gone_are_still_read(
     until(down)
     assert seen(time.time()) == {}, "a stale series must not pass for a present one"
     assert seen(scraped_at) == {"a": {"good": 18, "slow": 2, "failed": 0}}
+
+
+def regime(url: str) -> ServingRegime | None:
+    return PrometheusMetrics().serving(url, namespace="llm", pods=["chat-1", "chat-2"])
+
+
+def facts(**values: str) -> list[tuple[dict[str, str], str]]:
+    return [({"fact": name}, value) for name, value in values.items()]
+
+
+REGIMES: dict[str, tuple[list[Any], dict[str, float] | None]] = {
+    "ratios of what grew": (
+        facts(
+            prefix_hits="30",
+            prefix_queries="100",
+            prompt_tokens="9000",
+            prompts="20",
+            batch_size="2.5",
+            batch_size_p95="7",
+        ),
+        {"prefixHitShare": 0.3, "promptTokens": 450.0, "batchSize": 2.5, "batchSizeP95": 7.0},
+    ),
+    "no traffic has no lengths": (
+        facts(prompt_tokens="0", prompts="0", batch_size="0"),
+        {"batchSize": 0.0},
+    ),
+    "NaN is no value": (facts(batch_size="NaN", prefix_hits="1"), None),
+    "no series is nothing known": ([], None),
+    "a value that is no number is no answer": (facts(batch_size="many"), None),
+}
+
+
+@pytest.mark.parametrize("case", REGIMES)
+def test_what_serving_does_reads_as(case: str) -> None:
+    result, expected = REGIMES[case]
+    with served(vector(*result)) as url:
+        found = regime(url)
+    told = found.plain() if found else None
+    assert told == (None if expected is None else {"seconds": 3600.0, **expected})
+
+
+def test_of_an_outage_nothing_is_known_about_serving() -> None:
+    with served(body(503, "busy")) as url:
+        assert regime(url) is None
+        assert PrometheusMetrics().serving(url, namespace="llm", pods=[]) is None
+
+
+def test_the_real_server_tells_what_the_serving_pods_did(
+    prometheus: Callable[[str], str],
+) -> None:
+    scrapes = 0
+
+    def pods(handler: BaseHTTPRequestHandler) -> None:
+        nonlocal scrapes
+        scrapes += 1
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/plain; version=0.0.4")
+        handler.end_headers()
+        for pod, weight in (("chat-1", 1), ("chat-2", 3), ("chat-7f3a-none-1", 1000)):
+            labels = f'{{namespace="llm",pod="{pod}",engine="0"}}'
+            for name, value in (
+                ("prefix_cache_hits_total", 30 * weight * scrapes),
+                ("prefix_cache_queries_total", 100 * weight * scrapes),
+                ("request_prompt_tokens_sum", 500 * weight * scrapes),
+                ("request_prompt_tokens_count", weight * scrapes),
+                ("request_generation_tokens_sum", 64 * weight * scrapes),
+                ("request_generation_tokens_count", weight * scrapes),
+                ("num_requests_running", 2 * weight),
+            ):
+                handler.wfile.write(f"vllm:{name}{labels} {value}\n".encode())
+
+    with served(pods) as target:
+        url = prometheus(target)
+        until(lambda: (found := regime(url)) is not None and found.prompt_tokens is not None)
+        found = regime(url)
+    assert found is not None
+    assert found.prefix_hit_share == pytest.approx(0.3)
+    assert found.prompt_tokens == pytest.approx(500)
+    assert found.output_tokens == pytest.approx(64)
+    assert found.batch_size == pytest.approx(4)
+    assert found.batch_size_p95 == pytest.approx(6)

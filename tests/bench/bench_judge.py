@@ -3,26 +3,40 @@
 Every run is made of launches with a known true effect and goes through the real order of
 launches and the real judge, looked at after every round from the fewest to the most of effort
 Standard. Beside it, on the same data: counting windows as evidence, an unpaired t-test looked at
-as often, and Kayenta's rule. Prints one table; exits 1 when a promise is not kept.
+as often, and Kayenta's rule. Prints one table; exits 1 when a promise is not kept, and 3 when
+worlds are left.
 
     python tests/bench/bench_judge.py [--runs 400] [--processes 2]
+
+It can be done in pieces: with a state file, worlds that were run by the same code are not run
+again. With a page, the finished table is written there.
+
+    python tests/bench/bench_judge.py --state STATE --seconds 240 --page PAGE
 """
 
 import argparse
+import hashlib
+import json
+import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from math import exp, log1p, sqrt
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm, ttest_ind
 
+from specschedule import core
 from specschedule.core.budget import ROUNDS
 from specschedule.core.eprocess import E_NEEDED, evidence
 from specschedule.core.evidence import Cell, Launch, Profile
@@ -224,36 +238,146 @@ def share(tallies: list[Tally], name: str) -> float:
     return sum(bool(getattr(tally, name)) for tally in tallies) / len(tallies)
 
 
+def summary(tallies: list[Tally]) -> dict[str, float]:
+    """Return what is shown of a world: shares of its runs, and the median of the rounds."""
+    names = ("ours", "inconclusive", "by_window", "t_test", "kayenta")
+    shares = {name: share(tallies, name) for name in names}
+    return shares | {"rounds": float(np.median([tally.rounds for tally in tallies]))}
+
+
+class Row(NamedTuple):
+    """One world with its promise and what came out."""
+
+    world: World
+    promise: str
+    limit: float
+    seen: dict[str, float]
+    runs: int
+
+    @property
+    def kept(self) -> bool:
+        """Whether the promise is kept, but for two standard errors of so many runs."""
+        slack = 2 * sqrt(self.limit * (1 - self.limit) / self.runs)
+        ours = self.seen["ours"]
+        return (
+            ours <= self.limit + slack
+            if self.promise == "at most"
+            else (ours >= self.limit - slack)
+        )
+
+    def cells(self) -> list[str]:
+        """Return the row's texts."""
+        seen = self.seen
+        return [
+            self.world.name,
+            f"{self.world.sd:.1%}",
+            f"{seen['ours']:.1%}",
+            (f"{self.promise} {self.limit:.0%}" if self.limit else "-")
+            + ("" if self.kept else " NOT KEPT"),
+            f"{seen['inconclusive']:.0%}",
+            f"{seen['rounds']:.0f}",
+            f"{seen['by_window']:.1%}",
+            f"{seen['t_test']:.1%}",
+            f"{seen['kayenta']:.1%}",
+        ]
+
+
+HEAD = ["world", "pair SD", "ours", "promise", "open", "rounds", "windows", "t-test", "Kayenta"]
+
+
+class State:
+    """What earlier pieces came to, by world, as far as the same code ran them."""
+
+    def __init__(self, path: Path | None, runs: int) -> None:
+        files = sorted([*Path(core.__path__[0]).glob("*.py"), Path(__file__)])
+        code = hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()
+        self._path, self._owner = path, {"code": code, "runs": runs}
+        self._rows: dict[str, dict[str, float]] = {}
+        if path is not None and path.exists():
+            for line in path.read_text().splitlines():
+                stored = json.loads(line)
+                if stored["owner"] == self._owner:
+                    self._rows[stored["world"]] = stored["seen"]
+
+    def get(self, world: World) -> dict[str, float] | None:
+        return self._rows.get(self._name(world))
+
+    def put(self, world: World, seen: dict[str, float]) -> None:
+        self._rows[self._name(world)] = seen
+        if self._path is not None:
+            line: dict[str, Any] = {"owner": self._owner, "world": self._name(world), "seen": seen}
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    @staticmethod
+    def _name(world: World) -> str:
+        return f"{world.name} {world.sd:g}"
+
+
+def page(rows: list[Row], runs: int) -> str:
+    """Return the table as a page of Markdown."""
+    models = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    packages = ", ".join(f"{name} {version(name)}" for name in ("specschedule", "numpy", "scipy"))
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    kept = all(row.kept for row in rows)
+    lines = [
+        "# make bench-judge",
+        "",
+        f"Written by that command on {now}; {packages}, Python {platform.python_version()}; "
+        f"{os.cpu_count()} cores ({models[0] if models else 'unknown'}).",
+        "",
+        f"{runs} runs per world in virtual time; shares of runs that promoted the candidate. Ours "
+        f"is looked at after every round from {FEWEST} to {MOST}, as effort Standard is. Every "
+        f"promise is {'kept' if kept else 'NOT kept'}, within two standard errors. *open*: no "
+        "answer by the last round; *rounds*: median. Beside it on the same data: every window "
+        "counted as evidence, Welch's t-test looked at as often, and Kayenta's rule.",
+        "",
+        f"| {' | '.join(HEAD)} |",
+        f"|---|{'---:|' * (len(HEAD) - 1)}",
+        *(f"| {' | '.join(row.cells())} |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=400, help="runs per world")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--state", type=Path, help="file that keeps finished worlds")
+    parser.add_argument("--seconds", type=float, help="begin no further world after this long")
+    parser.add_argument("--page", type=Path, help="where to write the finished table")
     options = parser.parse_args()
     began = time.monotonic()
+    state = State(options.state, options.runs)
+    rows: list[Row] = []
+    left = 0
+    widths = (32, 8, 7, 24, 6, 7, 8, 7, 8)
     click.echo(f"{options.runs} runs per world; share promoted (ours also: no answer, rounds)")
-    click.echo(
-        f"{'world':32} {'pair SD':>7} {'ours':>7} {'promise':>14} {'open':>6} {'rounds':>7}"
-        f" | {'windows':>7} {'t-test':>7} {'Kayenta':>7}"
-    )
-    kept = True
-    pool = ProcessPoolExecutor(options.processes)
-    for world, promise, limit in worlds():
-        tallies = list(pool.map(partial(one_run, world), range(options.runs), chunksize=8))
-        ours = share(tallies, "ours")
-        slack = 2 * sqrt(limit * (1 - limit) / options.runs)
-        good = ours <= limit + slack if promise == "at most" else ours >= limit - slack
-        kept = kept and good
-        said = f"{promise} {limit:.0%}" if limit else "-"
-        click.echo(
-            f"{world.name:32} {world.sd:>7.1%} {ours:>7.1%} {said:>14} "
-            f"{share(tallies, 'inconclusive'):>6.0%} "
-            f"{np.median([tally.rounds for tally in tallies]):>7.0f} | "
-            f"{share(tallies, 'by_window'):>7.1%} {share(tallies, 't_test'):>7.1%} "
-            f"{share(tallies, 'kayenta'):>7.1%}" + ("" if good else "  NOT KEPT"),
-        )
-    pool.shutdown()
-    click.echo(f"took {time.monotonic() - began:.0f} s")
-    return 0 if kept else 1
+    click.echo(" ".join(text.ljust(width) for text, width in zip(HEAD, widths, strict=True)))
+    with ProcessPoolExecutor(options.processes) as pool:
+        for world, promise, limit in worlds():
+            seen = state.get(world)
+            if seen is None:
+                if options.seconds and time.monotonic() - began > options.seconds:
+                    left += 1
+                    continue
+                runs = pool.map(partial(one_run, world), range(options.runs), chunksize=8)
+                seen = summary(list(runs))
+                state.put(world, seen)
+            row = Row(world, promise, limit, seen, options.runs)
+            rows.append(row)
+            texts = zip(row.cells(), widths, strict=True)
+            click.echo(" ".join(text.ljust(width) for text, width in texts))
+    click.echo(f"took {time.monotonic() - began:.0f} s; {left} worlds left")
+    if left:
+        return 3
+    if options.page is not None:
+        options.page.write_text(page(rows, options.runs))
+    return 0 if all(row.kept for row in rows) else 1
 
 
 if __name__ == "__main__":

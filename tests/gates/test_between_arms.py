@@ -581,3 +581,37 @@ def test_a_few_drafts_in_a_band_of_k0_are_noted():
 def test_every_answer_is_of_a_known_gate_that_an_override_may_name():
     assert {each.gate for each in between_arms(spec(), arms(), SERVER)} <= GATES
     assert {each.gate for each in between_arms(spec(), [], SERVER)} <= GATES
+
+
+def test_a_static_arm_in_piecewise_graphs_does_not_break_a_bar_on_graph_modes():
+    policy = {"policy": {"graphMode": "Same"}}
+    piecewise = launch("piecewise-5", [cell(1, 5), cell(8, 5)], graph_mode="PIECEWISE")
+    assert answer("graphMode", arms(piecewise=piecewise), spec(**policy)).answer == "Pass"
+    other = launch("constant-5", [cell(1, 5), cell(8, 5)], graph_mode="PIECEWISE")
+    assert answer("graphMode", arms(constant=other), spec(**policy)).answer == "Fail"
+
+
+def test_adaptive_verification_may_run_on_another_runner_and_drafts_what_it_likes():
+    varying = [cell(at, None, per_draft=2.4) for at in (1, 8)]
+    facts = {"model_runner": "V2", "graph_mode": "FULL", "async_scheduling": False}
+    others = {
+        "incumbent": launch("incumbent", model_runner="V1"),
+        "candidate": launch("candidate-card", model_runner="V1"),
+        "none": launch("none", model_runner="V1"),
+    }
+    launches = arms(**others, adaptive=launch("adaptive", varying, **facts))
+    assert blocking(between_arms(spec(), launches, SERVER)) is None
+    drafts_in_vain = launch("adaptive", [cell(8, None, per_draft=2.4, share=0.01)], **facts)
+    assert answer("acceptance", arms(adaptive=drafts_in_vain)).answer == "Fail"
+
+
+def test_an_incumbent_that_adapts_has_no_plan_to_be_held_against():
+    adapts = SERVER.model_copy(
+        update={"speculative": {**(SERVER.speculative or {}), "enable_adaptive_verification": True}}
+    )
+    varying = launch("incumbent", [cell(at, None, per_draft=2.4) for at in (1, 8)])
+    found = answer("scheduleInEffect", arms(incumbent=varying), server=adapts)
+    assert found.answer == "Pass"
+    assert "candidate-card" in found.message
+    alone = between_arms(spec(), [varying], adapts)
+    assert [(gate.gate, gate.answer) for gate in alone] == [("launches", "Unknown")]

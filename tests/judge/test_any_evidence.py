@@ -86,6 +86,7 @@ def test_any_evidence_gets_an_answer_in_json(found: list[Launch], effort: str) -
         improve=[{"metric": "goodput", "at": [8], "by": "15%"}, {"metric": "tpotP50", "by": "1%"}],
         protect=[{"metric": "decodeRate", "at": [1]}, {"metric": "attainment", "within": "3%"}],
         experiment={"effort": effort},
+        load={"points": [1, 8, 16], "requestsPerSecond": [2]},
     )
     answer = judge(spec, found)
     json.dumps(answer.plain(), allow_nan=False)

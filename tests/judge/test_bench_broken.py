@@ -143,3 +143,28 @@ def test_arms_that_agree_at_a_cell_are_controls_of_each_other_there() -> None:
         reason(own, i={"capturedSizes": [1, 2]}, c={"capturedSizes": [1, 2, 4]})
         != "SameConfiguration"
     )
+
+
+def in_places(nodes: str, *, place_effect: float, gain: float = 1.1) -> Judgement:
+    """Rounds AB BA ... whose candidate runs on these nodes and whose incumbent on the other."""
+    run = empty()
+    for number, node in enumerate(nodes, start=1):
+        both = [("candidate-card", gain, node), ("incumbent", 1.0, "AB"[node == "A"])]
+        for arm, level, place in both if number % 2 else both[::-1]:
+            slow = 1.0 if place == "A" else 1.0 - place_effect
+            value = 1000.0 * level * slow * (1 + 0.002 * (number % 3))
+            run.add(arm, number, [cell(8, value)], receipt={"node": place})
+    return run.judge()
+
+
+def test_a_place_that_decides_is_named_once_arms_have_changed_places() -> None:
+    verdict = in_places("AABB" * 3, place_effect=0.06).verdicts[0]
+    assert verdict.reason == "BenchBroken"
+    assert "suspect: place" in verdict.message
+    assert "launches on A differ from those on B by +6" in verdict.message
+
+
+def test_places_that_are_alike_disturb_nothing_and_a_gain_is_no_place() -> None:
+    assert in_places("AABBA", place_effect=0.0).outcome == "Promoted"
+    never_changed = in_places("AAAAA", place_effect=0.0)
+    assert "PlaceNotBalanced" in {note.reason for note in never_changed.notes}

@@ -241,3 +241,38 @@ def test_a_control_that_cannot_be_compared_holds_the_verdict() -> None:
     assert (answer.outcome, answer.reason) == ("Inconclusive", "ControlIncomparable")
     assert answer.verdicts[0].controls[0].change is None
     assert "none cannot be compared" in answer.message
+
+
+def test_where_graph_modes_differ_the_path_is_taken_apart_into_graphs_and_the_rest() -> None:
+    run = Run(spec_of(points=(8,), schedule=((1, 16, 3),), improve=AT_8))
+    for number in (1, 2):
+        for arm, level, mode in (
+            ("incumbent", 100.0, "FULL_AND_PIECEWISE"),
+            ("candidate-card", 85.0, "PIECEWISE"),
+            ("static-3", 100.0, "FULL_AND_PIECEWISE"),
+            ("piecewise-3", 88.0, "PIECEWISE"),
+            ("constant-3", 80.0, "PIECEWISE"),
+        ):
+            cells = [cell(8, level * (1 + 0.01 * number), tokens=3)]
+            run.add(arm, number, cells, receipt={"graphMode": mode})
+    answer = run.judge()
+    found = {row.what: row for row in answer.tax}
+    assert {what: row.change for what, row in found.items()} == {
+        "dynamicPath": pytest.approx(-0.2),
+        "graphMode": pytest.approx(-0.12),
+        "pathAlone": pytest.approx(80 / 88 - 1),
+    }
+    whole, parts = found["dynamicPath"], (found["graphMode"], found["pathAlone"])
+    assert 1 + whole.change == pytest.approx((1 + parts[0].change) * (1 + parts[1].change))
+    assert all(row.count == 2 and row.low is not None for row in found.values())
+    # It takes a cost apart and is nothing to serve.
+    assert {control.arm for control in answer.verdicts[0].controls} == {"static-3"}
+
+
+def test_adaptive_verification_is_recommended_with_its_argument() -> None:
+    answer = with_controls({"adaptive": {1: 120.0, 8: 180.0}})
+    assert (answer.outcome, answer.reason) == ("NotPromoted", "ControlBeatsCandidate")
+    assert answer.recommendation.startswith(
+        'adaptive: --speculative-config \'{"method": "eagle3", "model": "org/drafter", '
+        '"num_speculative_tokens": 5, "enable_adaptive_verification": true}\''
+    )

@@ -176,16 +176,6 @@ def test_smaller_latencies_are_better_and_shares_are_of_the_latency() -> None:
     ]
 
 
-def test_attainment_is_compared_by_difference() -> None:
-    spec = spec_of(points=(8,), improve=[{"metric": "attainment", "at": [8], "by": "10%"}])
-    run = Run(spec)
-    for number in (1, 2, 3):
-        for arm, good in (("incumbent", 80), ("candidate-card", 95)):
-            run.add(arm, number, [cell(8, offered=100, completed=100, good=good)])
-    bar = run.judge().verdicts[0].bars[0]
-    assert (bar.answer, bar.change) == ("Met", pytest.approx(0.15))
-
-
 def test_windows_of_one_launch_are_one_value() -> None:
     run = Run(spec_of(points=(8,), improve=AT_8))
     windows = [cell(8, 130.0, seed=seed) for seed in range(10)]

@@ -55,6 +55,9 @@ class Scripted:
     """Requests in flight as each request came in, itself included."""
     tokens: int = 0
     metrics_fault: bool = False
+    processes: int = 1
+    """API processes that answer in turn, each with counters of its own."""
+    pages: int = 0
     url: str = ""
 
     async def __aenter__(self) -> Self:
@@ -84,8 +87,10 @@ class Scripted:
     async def _metrics(self, _: web.Request) -> web.Response:
         if self.metrics_fault:
             return web.Response(status=404)
+        self.pages += 1
+        tokens = self.tokens if self.pages % self.processes == 0 else self.tokens // 10
         return web.Response(
-            text=f'vllm:generation_tokens_total{{engine="0"}} {self.tokens}\n'
+            text=f'vllm:generation_tokens_total{{engine="0"}} {tokens}\n'
             f'vllm:num_requests_running{{engine="0"}} {self.in_flight}\n'
         )
 

@@ -141,6 +141,10 @@ def test_as_a_job_its_counters_equal_its_cells_and_the_engines(engine: str) -> N
     # to the few steps between its reading and ours.
     assert cell["draftTokens"] == 3 * cell["drafts"]
     assert 0 < cell["acceptedTokens"] < cell["draftTokens"]
+    positions = cell["acceptedByPosition"]
+    assert len(positions) == 3
+    assert sum(positions) == cell["acceptedTokens"]
+    assert cell["drafts"] > positions[0] > positions[1] > positions[2] > 0
     assert cell["engineOutputTokens"] == pytest.approx(cell["outputTokens"], rel=0.15)
     assert cell["prefixCache"]["hits"] == 0
     assert cell["batchSizeMean"] == pytest.approx(4, abs=0.8)

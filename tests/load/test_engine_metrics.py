@@ -1,6 +1,6 @@
 """The engine's own counters over a window."""
 
-from specschedule.load.engine_metrics import difference, read, running
+from specschedule.load.engine_metrics import difference, over, read, running
 
 BEFORE = """\
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
@@ -60,3 +60,40 @@ def test_aborted_requests_are_told_from_others_that_ended() -> None:
 
     assert difference(read(ended(3, 1)), read(ended(9, 3))).aborted == 2
     assert difference(read(BEFORE), read(BEFORE)).aborted is None
+
+
+def by_position(*counts: int, engine: int = 0) -> str:
+    return "".join(
+        f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="{engine}",model_name="m",'
+        f'position="{at}"}} {count}.0\n'
+        for at, count in enumerate(counts)
+    )
+
+
+def test_accepted_tokens_by_draft_position_are_summed_over_engines() -> None:
+    before = by_position(100, 40, 5) + by_position(10, 4, 0, engine=1)
+    after = by_position(160, 70, 15) + by_position(30, 9, 2, engine=1)
+    assert difference(read(before), read(after)).accepted_by_position == [80, 35, 12]
+
+
+def test_positions_are_in_order_where_the_page_is_not() -> None:
+    rising = by_position(*range(20, 0, -1))
+    shuffled = "\n".join(sorted(rising.splitlines())) + "\n"
+    assert shuffled != rising
+    assert difference({}, read(shuffled)).accepted_by_position == list(range(20, 0, -1))
+
+
+def test_a_missing_position_leaves_all_positions_out() -> None:
+    torn = "".join(by_position(9, 5, 2).splitlines(keepends=True)[1:])
+    assert difference({}, read(torn)).accepted_by_position is None
+    assert difference(read(BEFORE), read(BEFORE)).accepted_by_position is None
+
+
+def test_counters_that_jump_between_processes_are_found_out_by_the_readings_between() -> None:
+    pages = [read(f'vllm:spec_decode_num_drafts_total{{engine="0"}} {n}') for n in (100, 40, 120)]
+    assert difference(pages[0], pages[-1]).fault is None
+    fault = over(pages).fault
+    assert fault is not None
+    assert "from 100 to 40" in fault
+    rising = [pages[1], pages[0], pages[2]]
+    assert (over(rising).drafts, over(rising).fault) == (80, None)

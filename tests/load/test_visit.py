@@ -456,3 +456,18 @@ def test_a_server_without_metrics_is_measured_and_it_is_noted() -> None:
         assert cell.void is None
 
     asyncio.run(run())
+
+
+def test_metrics_that_jump_between_processes_make_a_window_void(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("specschedule.load.measurement.SAMPLE_SECONDS", 0.05)
+
+    async def run() -> None:
+        async with Scripted(processes=2) as server:
+            _, said = await carry_out(plan(server.url, HOLD))
+        (cell,) = cells(said)
+        assert cell.void is not None
+        assert "several processes answer /metrics" in cell.void
+
+    asyncio.run(run())

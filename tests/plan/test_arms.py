@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from specschedule.core.arms import Arm, arms
+from specschedule.core.controls import is_control
 from specschedule.core.observed import ServerFacts
 from specschedule.core.spec import Spec
 
@@ -38,17 +39,21 @@ def launched(ways: dict[str, Arm]) -> list[str]:
     return [name for name, arm in ways.items() if arm.same_as is None]
 
 
+QUICK = ["incumbent", "candidate-card", "none"]
+PATH = ["constant-1", "piecewise-1", "constant-5", "piecewise-5"]
+
+
 @pytest.mark.parametrize(
     ("effort", "names"),
     [
-        ("Quick", ["incumbent", "candidate-card", "none"]),
+        ("Quick", QUICK),
         (
             "Standard",
-            ["incumbent", "candidate-card", "none", "static-1", "constant-1", "constant-5"],
+            [*QUICK, "static-1", *PATH],
         ),
         (
             "Thorough",
-            ["incumbent", "candidate-card", "none", "static-1", "constant-1", "constant-5", "twin"],
+            [*QUICK, "static-1", *PATH, "twin"],
         ),
     ],
 )
@@ -145,3 +150,67 @@ def test_zero_is_an_arm_only_where_the_candidate_has_a_k0_row() -> None:
     assert zero.schedule == [[1, 16, 0]]
     assert zero.speculative is not None
     assert zero.speculative["num_speculative_tokens"] == 3
+
+
+def test_a_static_k_in_piecewise_graphs_differs_from_the_static_one_in_its_graphs_only() -> None:
+    ways = found(spec_of("Standard", experiment={"static": [1]}))
+    assert ways["piecewise-1"].speculative == ways["static-1"].speculative
+    assert ways["piecewise-1"].schedule is None
+    assert ways["piecewise-1"].graph_mode == "PIECEWISE"
+    assert {arm.graph_mode for name, arm in ways.items() if "piecewise" not in name} == {None}
+    assert not is_control("piecewise-1")
+
+
+def test_without_graphs_there_is_no_graph_mode_to_vary() -> None:
+    server = ServerFacts(container="s", max_num_seqs=16, speculative=EAGLE, enforce_eager=True)
+    names = [arm.name for arm in arms(spec_of("Standard"), server)]
+    assert "constant-5" in names
+    assert "piecewise-5" not in names
+
+
+CAN_ADAPT = {
+    "container": "server",
+    "max_num_seqs": 16,
+    "speculative": EAGLE,
+    "gpus": 1,
+    "image": "vllm/vllm-openai:v0.32.0",
+}
+
+
+@pytest.mark.parametrize(
+    ("claim", "server", "version", "offered"),
+    [
+        ("a drafter model on 0.32", {}, None, True),
+        ("too old", {"image": "vllm/vllm-openai:v0.29.0"}, None, False),
+        ("an image that does not tell", {"image": "own/vllm@sha256:1"}, None, False),
+        ("a launch has told", {"image": "own/vllm@sha256:1"}, "0.32.0", True),
+        ("n-gram drafts", {"speculative": {**EAGLE, "method": "ngram"}}, None, False),
+        ("no GPU", {"gpus": 0}, None, False),
+        ("no graphs", {"enforce_eager": True}, None, False),
+        ("no full graphs", {"graph_mode": "PIECEWISE"}, None, False),
+        ("full graphs of decodes", {"graph_mode": "FULL_DECODE_ONLY"}, None, True),
+        ("adapters", {"enable_lora": True}, None, False),
+        ("pipeline parallel", {"pipeline_parallel_size": 2}, None, False),
+    ],
+)
+def test_adaptive_verification_is_an_arm_where_the_engine_can_do_it(
+    claim: str, server: dict[str, Any], version: str | None, offered: bool
+) -> None:
+    facts = ServerFacts.model_validate({**CAN_ADAPT, **server})
+    ways = {arm.name: arm for arm in arms(spec_of("Standard"), facts, version=version)}
+    assert ("adaptive" in ways) is offered, claim
+    if offered:
+        assert ways["adaptive"].speculative == {**EAGLE, "enable_adaptive_verification": True}
+        assert ways["adaptive"].tokens(8) is None
+        assert is_control("adaptive")
+
+
+def test_an_adaptive_target_is_its_own_rival_and_its_static_arms_do_not_adapt() -> None:
+    own = {**EAGLE, "enable_adaptive_verification": True}
+    facts = ServerFacts.model_validate({**CAN_ADAPT, "speculative": own})
+    spec = spec_of("Standard", experiment={"static": [5]})
+    ways = {arm.name: arm for arm in arms(spec, facts)}
+    assert ways["adaptive"].same_as == "incumbent"
+    assert ways["incumbent"].tokens(8) is None
+    assert ways["static-5"].same_as is None
+    assert ways["static-5"].speculative == EAGLE

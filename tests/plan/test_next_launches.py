@@ -291,9 +291,19 @@ def test_path_arms_are_launched_when_graph_modes_differ() -> None:
         return {"receipt": Receipt(graph_mode=mode)}
 
     done, _ = carry_out(spec_of("Standard"), {CARD: 0.3}, fate)
-    assert {"constant-1", "constant-5"} <= set(order_of(done))
+    assert {"constant-1", "constant-5", "piecewise-1", "piecewise-5"} <= set(order_of(done))
     alike, _ = carry_out(spec_of("Standard"), {CARD: 0.3})
-    assert not any(name.startswith("constant") for name in order_of(alike))
+    assert not any(name.startswith(("constant", "piecewise")) for name in order_of(alike))
+
+
+def test_a_graph_mode_that_does_not_differ_needs_no_variant() -> None:
+    def fate(slot: Slot) -> dict[str, Any]:
+        backend = "FLASHINFER" if slot.arm == CARD else "FLASH_ATTN"
+        return {"receipt": Receipt(graph_mode="PIECEWISE", attention_backend=backend)}
+
+    done, _ = carry_out(spec_of("Standard"), {CARD: 0.3}, fate)
+    assert "constant-1" in order_of(done)
+    assert not any(name.startswith("piecewise") for name in order_of(done))
 
 
 def test_thorough_launches_every_arm_in_every_round_in_balanced_positions() -> None:
@@ -377,3 +387,74 @@ def test_rule_every_pair_is_answered_by_the_fewest_rounds() -> None:
     done, end = carry_out(spec, {CARD: 0.15})
     assert end.reason == "AllTried"
     assert max(r.round for r in done) == 5
+
+
+HALVES = {
+    "Quick": "ABA",
+    "Standard": "AABBA",
+    "Thorough": "AAABBB",
+}
+
+
+@pytest.mark.parametrize(("effort", "places"), HALVES.items(), ids=HALVES.keys())
+def test_arms_on_two_nodes_change_places_half_way(effort: str, places: str) -> None:
+    def fate(slot: Slot) -> dict[str, Any]:
+        own = "A" if slot.arm == CARD else "B"
+        return {"receipt": Receipt(node=slot.node or own)}
+
+    done, _ = carry_out(spec_of(effort, parallelism=2), {CARD: 0.3}, fate)
+    seen = {arm: [r.receipt.node for r in done if r.arm == arm] for arm in (CARD, INCUMBENT)}
+    assert seen[CARD] == list(places)
+    assert all(a != b for a, b in zip(seen[CARD], seen[INCUMBENT], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("claim", "nodes"),
+    [("both run on one node", ("A", "A")), ("a node is not known", ("A", None))],
+)
+def test_without_two_places_nobody_asks_for_one(claim: str, nodes: tuple[str, str | None]) -> None:
+    asked: list[str | None] = []
+
+    def fate(slot: Slot) -> dict[str, Any]:
+        asked.append(slot.node)
+        return {"receipt": Receipt(node=nodes[slot.arm == CARD])}
+
+    carry_out(spec_of("Standard"), {CARD: 0.3}, fate)
+    assert set(asked) == {None}, claim
+
+
+def test_from_the_second_round_on_every_arm_meets_the_same_open_loop() -> None:
+    seen: dict[int, set[tuple[str, str, int]]] = {}
+
+    def fate(slot: Slot) -> dict[str, Any]:
+        owner = {"arm": slot.arm, "launch": slot.launch, "round": slot.round}
+        cells = []
+        for window in slot.windows:
+            if window.profile.kind == "open":
+                opened = (window.cell, str(window.profile.plain()), window.seed)
+                seen.setdefault(slot.round, set()).add(opened)
+            # More in flight end more requests; the candidate ends more than the incumbent.
+            done = 10_000 * (window.profile.concurrency or 4) * (1.3 if slot.arm == CARD else 1)
+            cells.append(
+                Cell(
+                    **owner,
+                    cell=window.cell,
+                    profile=window.profile,
+                    tokens=window.tokens,
+                    window_seconds=1000.0,
+                    offered=round(done),
+                    completed=round(done),
+                    good=round(done * (1 - 0.001 * (slot.launch % 3))),
+                )
+            )
+        return {"cells": cells}
+
+    done, end = carry_out(spec_of("Standard"), {}, fate)
+    assert end.reason == "Decided"
+    last = max(record.round for record in done)
+    assert sorted(seen) == list(range(2, last + 1))
+    assert all(len(windows) == 1 for windows in seen.values())
+    profiles = {profile for windows in seen.values() for _, profile, _ in windows}
+    assert profiles == {
+        "{'kind': 'open', 'requestsPerSecond': 10.0, 'peakRequestsPerSecond': 80.0}"
+    }

@@ -1,6 +1,7 @@
 """What a launch measures, and what a run costs before its first pod starts."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,15 @@ from click.testing import CliRunner
 from specschedule.cli.main import main
 from specschedule.core.arms import Arm, arms
 from specschedule.core.budget import Cost, budget_left, cost
-from specschedule.core.evidence import Cell, Launch, Receipt
+from specschedule.core.evidence import Cell, Launch, Profile, Receipt
 from specschedule.core.observed import ServerFacts
 from specschedule.core.spec import Spec
-from specschedule.core.windows import windows
+from specschedule.core.windows import swing, windows
+from specschedule.load.arrivals import draw
+from specschedule.sim.engine import Engine, Request
+from specschedule.sim.virtual import Arm as EngineArm
+from specschedule.sim.virtual import launched, simulate_hold
+from specschedule.sim.worlds import WORLDS
 
 SPEC = {
     "target": {"kind": "Deployment", "name": "chat"},
@@ -136,6 +142,128 @@ STAIRCASES = {
 def test_outputs_are_compared_in_every_band(claim: str) -> None:
     asked, steps = STAIRCASES[claim]
     assert outputs_of(*asked) == steps
+
+
+def held(spec: Spec, per_second: Mapping[int, float], **more: Any) -> Launch:
+    """The incumbent's first launch, which ends so many requests per second at each load point."""
+    cells = [
+        Cell(
+            cell=f"r1-hold{at}-s0",
+            arm="incumbent",
+            launch=1,
+            profile=Profile(kind="hold", concurrency=at),
+            window_seconds=100.0,
+            offered=round(100 * rate),
+            completed=round(100 * rate),
+            good=round(100 * rate),
+        )
+        for at, rate in per_second.items()
+    ]
+    return Launch(arm="incumbent", launch=1, round=1, cells=cells, **more)
+
+
+RATES = {1: 0.2, 8: 1.5, 16: 2.4}
+
+
+def test_offered_loads_are_measured_by_every_launch_of_any_effort() -> None:
+    for effort in ("Quick", "Standard"):
+        load = {"points": [8], "requestsPerSecond": [4, 0.5]}
+        asked = [
+            {"metric": "attainment", "by": "5%"},
+            {"metric": "attainment", "category": "code", "by": "5%"},
+        ]
+        plain = {**SPEC, "load": load, "bar": {"improve": asked}, "experiment": {"effort": effort}}
+        spec = Spec.model_validate(plain)
+        for name in ("incumbent", "candidate-card", "none"):
+            found = windows(spec, arm_of(spec, name), round=2, first=False)
+            opens = [w for w in found if w.profile.kind == "open"]
+            assert [(w.profile.requests_per_second, w.category) for w in opens] == [
+                (0.5, None),
+                (0.5, "code"),
+                (4, None),
+                (4, "code"),
+            ]
+            assert len({w.cell for w in opens}) == 4
+
+
+@pytest.mark.parametrize(
+    ("claim", "effort", "launches", "expected"),
+    [
+        ("before the incumbent was measured", "Standard", [], None),
+        ("as fast as the incumbent's held load ends", "Standard", [RATES], (0.2, 2.4)),
+        ("Quick measures none", "Quick", [RATES], None),
+        ("a rate that does not rise crosses nothing", "Standard", [{1: 2.0, 16: 2.0}], None),
+    ],
+)
+def test_the_swinging_load_is_what_the_incumbent_can_bear(
+    claim: str, effort: str, launches: list[dict[int, float]], expected: tuple[float, float] | None
+) -> None:
+    spec = spec_of(effort=effort)
+    done = [held(spec, rates) for rates in launches]
+    assert swing(spec, arms(spec, SERVER), done) == expected, claim
+
+
+def test_a_void_launch_tells_no_rates() -> None:
+    spec = spec_of(effort="Standard")
+    assert swing(spec, arms(spec, SERVER), [held(spec, RATES, void="preempted")]) is None
+
+
+def test_a_schedule_without_a_boundary_between_load_points_is_not_swung_across_it() -> None:
+    plain = {**SPEC, "candidates": [{"name": "card", "schedule": [[1, 16, 2]]}]}
+    spec = Spec.model_validate({**plain, "experiment": {"effort": "Standard"}})
+    assert swing(spec, arms(spec, SERVER), [held(spec, RATES)]) is None
+
+
+def test_all_arms_swing_by_the_same_arrivals() -> None:
+    spec = spec_of(effort="Standard")
+    offered = swing(spec, arms(spec, SERVER), [held(spec, RATES)])
+    seen = [
+        [
+            w
+            for w in windows(spec, arm_of(spec, name), round=2, first=False, swing=offered)
+            if w.profile.kind == "open"
+        ]
+        for name in ("incumbent", "candidate-card", "none")
+    ]
+    assert [(w.profile, w.seed, w.requests) for (w,) in seen] == [
+        (
+            Profile(kind="open", requests_per_second=0.2, peak_requests_per_second=2.4),
+            seen[0][0].seed,
+            64,
+        )
+    ] * 3
+
+
+def test_requests_in_flight_follow_the_swing_across_every_boundary() -> None:
+    world = WORLDS["demo"]
+    launched_arm = EngineArm("incumbent", 5)
+    points = {at: simulate_hold(world, launched_arm, concurrency=at) for at in (1, 8, 16)}
+    rates = {at: cell.completed / cell.window_seconds for at, cell in points.items()}
+    spec = spec_of(effort="Standard")
+    offered = swing(spec, arms(spec, SERVER), [held(spec, rates)])
+    assert offered is not None
+    turn = draw(offered.low, 64, seed=1, peak=offered.peak)
+    engine = Engine(world, launched(world, launched_arm).settings, launch_seed=1)
+    arrivals = [
+        Request(prompt_tokens=128, output_tokens=128, seed=at, arrived=arrival.at)
+        for at, arrival in enumerate(turn.arrivals)
+    ]
+    seen: list[int] = []
+    now = 0.0
+    while arrivals or engine.running or engine.waiting:
+        while arrivals and arrivals[0].arrived <= now:
+            engine.add(arrivals.pop(0))
+        seconds = engine.begin(now)
+        if seconds is None:
+            now = arrivals[0].arrived
+            continue
+        now += seconds
+        engine.finish(now)
+        seen.append(len(engine.running))
+    top = seen.index(max(seen))
+    for boundary in (2, 4):
+        assert min(seen[:top]) <= boundary < max(seen)
+        assert min(seen[top:]) <= boundary
 
 
 def cost_of(**experiment: Any) -> Cost:

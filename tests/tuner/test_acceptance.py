@@ -60,6 +60,18 @@ def test_windows_of_one_k_are_pooled_by_their_drafts():
     assert acceptance([many, few]).lengths[1] == pytest.approx(1.7)
 
 
+def test_a_position_is_accepted_of_the_drafts_that_reached_it():
+    # 500 drafts of 4 tokens and 500 of one: position 3 is accepted in 200 of 500, not of 1000.
+    long = cell(
+        1, 4, 0.01, [0.8, 0.6, 0.4, 0.4], steps=500, acceptedByPosition=[400, 300, 200, 200]
+    )
+    short = cell(1, 1, 0.01, [0.8], steps=500, acceptedByPosition=[400])
+    lengths = acceptance([long, short]).lengths
+    assert lengths[3] - lengths[2] == pytest.approx(0.4, abs=0.02)
+    varied = long.model_copy(update={"tokens": None})
+    assert acceptance([varied]).measured == ()
+
+
 def test_nothing_measured_means_no_drafts():
     assert acceptance([cell(8, 0, 0.01)]).lengths.tolist() == [1.0]
 

@@ -7,7 +7,7 @@ import yaml
 from click.testing import CliRunner
 
 from specschedule.cli.main import main
-from specschedule.vllm_facts.adaptive import supports_adaptive_verification
+from specschedule.core.versions import adaptive_verification
 from tests.tuner import published
 
 POINTS = (1, 16, 32, 64)
@@ -129,4 +129,4 @@ def test_a_bad_option_is_named(run, options, message):
     ],
 )
 def test_where_adaptive_verification_works(method, version, supported):
-    assert supports_adaptive_verification(method, version) is supported
+    assert adaptive_verification(method, version) is supported

@@ -15,6 +15,8 @@ from specschedule.vllm_facts.arguments import (
     read_container,
     with_speculative,
 )
+from specschedule.vllm_facts.flags import json_object, scan
+from specschedule.vllm_facts.launch import launch_of
 
 STATIC = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 5}
 CARD = {**STATIC, "num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 16, 1]]}
@@ -234,11 +236,39 @@ def test_a_server_without_speculation_gets_the_argument_at_the_end(given_, field
     assert (edit.field, edit.new) == (field, expected)
 
 
-def test_further_arguments_are_added_at_the_end():
-    edit = with_speculative(vllm("--port", "9000"), CARD, extra=["--cudagraph-metrics"])
-    assert edit.new == ["--port", "9000", "--speculative-config", NEW, "--cudagraph-metrics"]
-    edit = with_speculative(script("vllm serve m"), None, extra=["--x", "a b"])
-    assert edit.new == ["sh", "-c", "vllm serve m --x 'a b'"]
+COMPILED = {
+    "no compilation config": (
+        [],
+        ["--compilation-config", '{"cudagraph_mode":"PIECEWISE"}'],
+        {"cudagraph_mode": "PIECEWISE"},
+    ),
+    "a whole one is written again, as the last counts": (
+        ["--compilation-config", '{"level":3,"cudagraph_mode":"FULL"}'],
+        ["--compilation-config", '{"level":3,"cudagraph_mode":"PIECEWISE"}'],
+        {"level": 3, "cudagraph_mode": "PIECEWISE"},
+    ),
+    "dotted ones get one more, as they would replace a whole one": (
+        ["--compilation-config.level", "3"],
+        ["--compilation-config.cudagraph_mode=PIECEWISE"],
+        {"level": 3, "cudagraph_mode": "PIECEWISE"},
+    ),
+    "in short form": (
+        ["-cc.level=3"],
+        ["-cc.cudagraph_mode=PIECEWISE"],
+        {"level": 3, "cudagraph_mode": "PIECEWISE"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("own", "added", "merged"), COMPILED.values(), ids=COMPILED.keys())
+def test_a_graph_mode_is_added_and_the_rest_of_the_compilation_config_kept(own, added, merged):
+    edit = with_speculative(vllm("--port", "9000", *own), CARD, graph_mode="PIECEWISE")
+    assert edit.new == ["--port", "9000", *own, "--speculative-config", NEW, *added]
+    again = launch_of(edited_container(vllm(), edit))
+    assert json_object(scan(again.tokens), "--compilation-config") == merged
+    edit = with_speculative(script("vllm serve m"), None, graph_mode="PIECEWISE")
+    written = """--compilation-config '{"cudagraph_mode":"PIECEWISE"}'"""
+    assert edit.new == ["sh", "-c", f"vllm serve m {written}"]
 
 
 def test_kubernetes_puts_nothing_into_what_is_written():

@@ -24,8 +24,8 @@ LABELS = {
 }
 
 
-def trial(name: str = "chat-7f3a91c2-candidate-card-5") -> Any:
-    return stored(manifests.spec_trial(schedule(), name, plan()))
+def trial(name: str = "chat-7f3a91c2-candidate-card-5", **fields: Any) -> Any:
+    return stored(manifests.spec_trial(schedule(), name, plan(**fields)))
 
 
 def pod(serving: Any = None, **options: Any) -> Any:
@@ -37,7 +37,8 @@ def pod(serving: Any = None, **options: Any) -> Any:
         "deadline_seconds": 3600,
         **options,
     }
-    return manifests.trial_pod(serving or deployment(), trial(), **chosen)
+    planned = chosen.pop("trial", None) or trial()
+    return manifests.trial_pod(serving or deployment(), planned, **chosen)
 
 
 def job(**options: Any) -> Any:
@@ -172,6 +173,30 @@ def test_building_a_pod_leaves_the_deployment_as_it_was() -> None:
     before = copy.deepcopy(serving)
     pod(serving)
     assert serving == before
+
+
+def test_a_place_is_preferred_beside_the_templates_own_affinity_and_never_required() -> None:
+    assert "affinity" not in pod()["spec"]
+    wish = {"weight": 1, "preference": {"matchExpressions": []}}
+    required = {"nodeSelectorTerms": [{"matchExpressions": []}]}
+    own = {
+        "preferredDuringSchedulingIgnoredDuringExecution": [wish],
+        "requiredDuringSchedulingIgnoredDuringExecution": required,
+    }
+    made = pod(deployment(affinity={"nodeAffinity": own}), trial=trial(node="gpu-2"))
+    affinity = made["spec"]["affinity"]["nodeAffinity"]
+    assert affinity["requiredDuringSchedulingIgnoredDuringExecution"] == required
+    assert affinity["preferredDuringSchedulingIgnoredDuringExecution"] == [
+        wish,
+        {
+            "weight": 100,
+            "preference": {
+                "matchFields": [{"key": "metadata.name", "operator": "In", "values": ["gpu-2"]}]
+            },
+        },
+    ]
+    alone = pod(trial=trial(node="gpu-2"))["spec"]["affinity"]
+    assert list(alone["nodeAffinity"]) == ["preferredDuringSchedulingIgnoredDuringExecution"]
 
 
 def test_a_load_job_runs_once_without_any_right() -> None:

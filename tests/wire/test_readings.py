@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from specschedule.core.visit import CellClosed, VisitEnded, Warmed
+from specschedule.core.evidence import Profile
+from specschedule.core.visit import CellClosed, VisitEnded, Warmed, Window
 from specschedule.wire import jobs, pods
 from specschedule.wire.manifests import LOAD_PORT
 
-from .objects import stored
+from .objects import stored, visit
 
 BORN = "2026-11-29T10:00:00Z"
 
@@ -414,3 +415,24 @@ def test_a_job_that_runs_is_running_even_without_a_pod() -> None:
 
 def test_the_port_of_the_counters_is_the_load_process_default() -> None:
     assert LOAD_PORT == 9100
+
+
+@pytest.mark.parametrize(
+    ("claim", "profile", "seconds"),
+    [
+        ("waves of held requests", {"kind": "hold", "concurrency": 4}, (5 + 2) * 60),
+        ("rare arrivals", {"kind": "open", "requestsPerSecond": 0.01}, 20 / 0.01 + 2 * 60),
+        (
+            "arrivals that rise and fall",
+            {"kind": "open", "requestsPerSecond": 1, "peakRequestsPerSecond": 3},
+            20 / 2 + 2 * 60,
+        ),
+    ],
+)
+def test_a_job_may_live_as_long_as_its_windows_can_take(
+    claim: str, profile: dict[str, Any], seconds: float
+) -> None:
+    limits = {"request_timeout": "60s", "warm_up_timeout": "10s", "scrape_timeout": "15s"}
+    window = Window(cell="c", profile=Profile.model_validate(profile), requests=20)
+    planned = visit(windows=[window], **limits)
+    assert jobs.longest_seconds(planned) == 10 + 2 * 15 + 120 + seconds, claim

@@ -6,6 +6,7 @@ which holds the run. The client's own retries are off, its waits and the size of
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import requests
@@ -14,6 +15,7 @@ from prometheus_api_client import PrometheusConnect
 from prometheus_api_client.exceptions import PrometheusApiClientException
 
 from specschedule.core.observed import MetricsFacts
+from specschedule.core.regime import ServingRegime
 from specschedule.wire import promql
 
 LONGEST_ANSWER = 8 << 20
@@ -84,6 +86,35 @@ class PrometheusMetrics:
         except (_Unanswered, *_MISFORMED):
             return None
         return counts
+
+    def serving(self, url: str, *, namespace: str, pods: Sequence[str]) -> ServingRegime | None:
+        """Return what serving pods did of late; None when nothing is known of them.
+
+        A pair of Prometheus replicas doubles both sides of a mean, which then stays as it is.
+        """
+        if not pods:
+            return None
+        facts: dict[str, float] = {}
+        try:
+            for series in self._query(url, promql.serving(namespace=namespace, pods=pods)):
+                value = float(series["value"][1])
+                if math.isfinite(value):
+                    facts[series["metric"]["fact"]] = value
+        except (_Unanswered, *_MISFORMED):
+            return None
+
+        def mean(total: str, count: str) -> float | None:
+            return round(facts[total] / facts[count], 4) if facts.get(count) else None
+
+        found = ServingRegime(
+            seconds=promql.SERVING_SECONDS,
+            prefix_hit_share=mean("prefix_hits", "prefix_queries"),
+            prompt_tokens=mean("prompt_tokens", "prompts"),
+            output_tokens=mean("output_tokens", "outputs"),
+            batch_size=facts.get("batch_size"),
+            batch_size_p95=facts.get("batch_size_p95"),
+        )
+        return found if len(found.plain()) > 1 else None
 
     def _query(self, url: str, query: str, *, at: float | None = None) -> list[Any]:
         """Return the vector that an instant query gives.

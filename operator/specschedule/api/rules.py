@@ -78,10 +78,26 @@ def _points_known(requirements: str) -> Rule:
     )
 
 
+def _attainment_offered(requirements: str) -> Rule:
+    wrong = (
+        "has(i.metric) && i.metric == 'attainment'"
+        " && (has(i.at) || !has(self.load.requestsPerSecond))"
+    )
+    return _rule(
+        f"!has(self.bar.{requirements}) || !self.bar.{requirements}.exists(i, {wrong})",
+        f"bar.{requirements}: attainment is judged at every load.requestsPerSecond: set it, and"
+        " leave at out",
+        fieldPath=f".bar.{requirements}",
+    )
+
+
 _ABOVE_ZERO = _rule("self.matches('[1-9]')", "must be longer than 0")
 
 SPEC_RULES: dict[Path, list[Rule]] = {
-    (): [_points_known("improve"), _points_known("protect")],
+    (): [
+        *(_points_known(field) for field in ("improve", "protect")),
+        *(_attainment_offered(field) for field in ("improve", "protect")),
+    ],
     ("slo",): [
         _rule(
             "has(self.ttft) || has(self.tpot) || has(self.e2e)",
@@ -102,6 +118,7 @@ SPEC_RULES: dict[Path, list[Rule]] = {
 SPEC_LISTS: dict[Path, dict[str, Any]] = {
     ("candidates",): {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     ("load", "points"): {"x-kubernetes-list-type": "set"},
+    ("load", "requestsPerSecond"): {"x-kubernetes-list-type": "set"},
     ("policy", "overrides"): {
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["gate"],

@@ -3,40 +3,72 @@
 from typing import Any
 
 import click
+from pydantic import ValidationError
 
+from specschedule.cli.histograms import bounds, text
 from specschedule.cli.output import BadInput, emit, output_option
-from specschedule.cli.specs import read_spec, read_target
+from specschedule.cli.specs import fault, read_spec, read_target
 from specschedule.cli.trials import read_launches, read_trials, status_of
 from specschedule.core import gates
+from specschedule.core.compare import Offered
 from specschedule.core.evidence import Launch
 from specschedule.core.gate import Gate, overrides
 from specschedule.core.judge import judge
 from specschedule.core.launches import AGREES
 from specschedule.core.observed import ServerFacts, Unreadable
+from specschedule.core.regime import ServingRegime
 from specschedule.core.schedule import ScheduleError
 from specschedule.core.spec import Spec
-from specschedule.core.verdict import BarResult, Judgement, Note
+from specschedule.core.verdict import BarResult, Floor, Judgement, Note
 
 
 @click.command()
 @click.option("-f", "--file", "path", required=True, help="Manifest of the SpecSchedule.")
-@click.option("--trials", required=True, help="SpecTrials, as kubectl get -o yaml gives them.")
+@click.option("--trials", help="SpecTrials, as kubectl get -o yaml gives them.")
 @click.option("--run", help="Run id, where the trials are of several runs.")
 @click.option("--target", help="Manifest of the serving Deployment, for the exact batch sizes.")
+@click.option(
+    "--histograms",
+    multiple=True,
+    metavar="ARM=PAGE",
+    help="Instead of trials: an arm and its /metrics page, or two of them (BEFORE,AFTER).",
+)
+@click.option(
+    "--accept-bounds",
+    is_flag=True,
+    help="With --histograms: bounds will do where a limit of the SLO is no bucket edge.",
+)
 @output_option
-def command(path: str, trials: str, run: str | None, target: str | None, output: str) -> None:
+def command(
+    path: str,
+    trials: str | None,
+    run: str | None,
+    target: str | None,
+    histograms: tuple[str, ...],
+    accept_bounds: bool,
+    output: str,
+) -> None:
     """Judge the candidates of a SpecSchedule by the launches in TRIALS.
 
     The numbers are judged, and the gates that the trials can answer are printed beside: one that
     fails withholds promotion, one that is Unknown is noted only, as numbers from elsewhere carry
     no receipts. The operator holds a run on both.
+
+    Histograms know how many requests met each limit and not which: they give bounds only.
     """
     spec = read_spec(path)
+    if (trials is None) == (not histograms):
+        raise BadInput("give either --trials or --histograms")
+    if trials is None:
+        told = bounds(spec, histograms, accepted=accept_bounds)
+        emit(told, text(told), output)
+        return
     documents = read_trials(trials, run)
     launches = read_launches(trials, documents)
     server = _server(documents)
     answers = _gates(spec, launches, _exact_server(spec, documents, server, target))
-    answer = _withheld(judge(spec, launches, server=server), answers, documents)
+    answer = judge(spec, launches, server=server, serving=_serving(trials, documents))
+    answer = _withheld(answer, answers, documents)
     notes = [*answer.notes, *_bar_notes(spec, documents), *_gate_notes(answers)]
     answer = answer.model_copy(update={"notes": notes})
     plain = answer.plain() | {"gates": [gate.plain() for gate in answers]}
@@ -52,6 +84,16 @@ def _server(documents: list[dict[str, Any]]) -> ServerFacts | None:
         if spec.get("arm") == "incumbent" and "speculative" in spec:
             return ServerFacts(container="", speculative=spec["speculative"])
     return None
+
+
+def _serving(path: str, documents: list[dict[str, Any]]) -> ServingRegime | None:
+    """Return what the serving pods did when the first launch was planned, if it is on record."""
+    first = min(documents, key=lambda document: int(document["spec"].get("launch") or 0))
+    try:
+        told = first["spec"].get("serving")
+        return None if told is None else ServingRegime.model_validate(told)
+    except ValidationError as error:
+        raise BadInput(f"{path}: spec.serving{fault(error)}") from error
 
 
 def _exact_server(
@@ -154,7 +196,7 @@ def _text(answer: Judgement, answers: list[Gate]) -> str:
         (
             "Noise floor",
             [
-                f"{f.metric.value} at {f.at}"
+                f"{f.metric.value} at {_load(f)}"
                 + (f", {f.category}" if f.category else "")
                 + f": {f.floor:.1%} (n = {f.count})"
                 for f in answer.noise_floor
@@ -181,8 +223,16 @@ def _text(answer: Judgement, answers: list[Gate]) -> str:
     return "\n".join(lines)
 
 
+def _load(place: BarResult | Floor) -> str:
+    """Write the load of a place: requests in flight, or requests per second."""
+    if place.requests_per_second is None:
+        return str(place.at)
+    peak = getattr(place, "peak_requests_per_second", None) or place.requests_per_second
+    return str(Offered(place.requests_per_second, peak))
+
+
 def _bar_line(bar: BarResult) -> str:
-    where = f"{bar.kind} {bar.metric.value} at {bar.at}"
+    where = f"{bar.kind} {bar.metric.value} at {_load(bar)}"
     where += f" {bar.category}" if bar.category else ""
     where += f" ctx {bar.context}" if bar.context else ""
     change = f"{bar.change:+.1%}" if bar.change is not None else "n/a"

@@ -18,7 +18,7 @@ from specschedule.core.screen import ASSUMED_FLOOR, Search
 from specschedule.core.spec import Experiment, Load, Slo, Speculative
 from specschedule.core.tuner import NothingMeasured, propose
 from specschedule.core.values import Value, parse_share
-from specschedule.vllm_facts.adaptive import supports_adaptive_verification
+from specschedule.core.versions import adaptive_verification
 
 
 class _Limits(Value):
@@ -86,7 +86,7 @@ def command(
     adaptive = (
         method is not None
         and engine_version is not None
-        and supports_adaptive_verification(method, engine_version)
+        and adaptive_verification(method, engine_version)
     )
     try:
         answer = propose(search, found, adaptive=adaptive)

@@ -1,5 +1,6 @@
 """The arms of an experiment: which ways to run the engine are compared, and why."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from specschedule.core.compare import INCUMBENT, NONE, TWIN
@@ -7,8 +8,13 @@ from specschedule.core.observed import ServerFacts
 from specschedule.core.schedule import EffectiveTable, effective, speculative_config
 from specschedule.core.spec import Candidate, Effort, Spec
 from specschedule.core.values import Value
+from specschedule.core.versions import adaptive_verification, version_of_image
 
 ZERO = "zero"
+ADAPTIVE = "adaptive"
+PIECEWISE = "piecewise-"
+"""Head of the arms that run a static K in the graph mode which a schedule forces on runner V1."""
+ADAPTIVE_KEY = "enable_adaptive_verification"
 ROWS = "num_speculative_tokens_per_batch_size"
 
 
@@ -16,13 +22,16 @@ class Arm(Value):
     """One way to run the engine."""
 
     name: str
-    """Such as incumbent, none, static-3, constant-3, zero, twin or candidate-card."""
+    """Such as incumbent, none, static-3, adaptive, constant-3, piecewise-3, zero, twin or
+    candidate-card."""
     speculative: dict[str, Any] | None = None
     """Speculative config to serve with; None for none."""
     schedule: list[list[int]] | None = None
     """Its schedule, if it has one."""
     unchanged: bool = False
     """True for arms that keep the target's own arguments byte for byte."""
+    graph_mode: str | None = None
+    """cudagraph_mode to launch with; None keeps the target's."""
     max_num_seqs: int
     """Largest batch size of the server."""
     why: str
@@ -47,6 +56,8 @@ class Arm(Value):
         """
         if self.speculative is None:
             return 0
+        if self.speculative.get(ADAPTIVE_KEY):
+            return None
         table = self.table
         if table is None:
             fixed = self.speculative.get("num_speculative_tokens")
@@ -73,8 +84,13 @@ def _touch(band: tuple[int, int], contexts: tuple[int, int], table: EffectiveTab
     return band[0] <= contexts[1] and (open_ended or contexts[0] <= band[1])
 
 
-def arms(spec: Spec, server: ServerFacts) -> list[Arm]:
+def arms(spec: Spec, server: ServerFacts, *, version: str | None = None) -> list[Arm]:
     """Return the arms of a run: the incumbent, the candidates in order, then the controls.
+
+    Args:
+        spec: The question.
+        server: The target's server.
+        version: vLLM's version, where a launch has told it; else its image's tag may.
 
     Raises:
         ScheduleError: A candidate's schedule is none, or the target's own.
@@ -95,7 +111,10 @@ def arms(spec: Spec, server: ServerFacts) -> list[Arm]:
     found.extend(_static(k, base, server, incumbent) for k in _statics(spec, incumbent, candidates))
     if spec.experiment.effort is Effort.QUICK:
         return found
-    found.extend(_dynamic_path(base, incumbent, candidates))
+    adaptive = _adaptive(spec, base, server, version)
+    if adaptive is not None:
+        found.append(adaptive)
+    found.extend(_dynamic_path(base, server, incumbent, candidates))
     if spec.experiment.effort is Effort.THOROUGH:
         found.append(
             incumbent.model_copy(
@@ -112,11 +131,10 @@ def arms(spec: Spec, server: ServerFacts) -> list[Arm]:
 def _candidate(
     candidate: Candidate, base: dict[str, Any] | None, server: ServerFacts, incumbent: Arm
 ) -> Arm:
+    rows = candidate.schedule
     arm = Arm(
         name=f"candidate-{candidate.name}",
-        speculative=speculative_config(
-            base, max_tokens=candidate.largest_tokens, rows=candidate.schedule
-        ),
+        speculative=speculative_config(base, max_tokens=candidate.largest_tokens, rows=rows),
         schedule=candidate.schedule,
         max_num_seqs=server.max_num_seqs,
         why="the schedule that must show it is better",
@@ -148,10 +166,51 @@ def _static(tokens: int, base: dict[str, Any] | None, server: ServerFacts, incum
     fixed = incumbent.tokens(1) if incumbent.schedule is None and server.speculative else None
     return Arm(
         name=f"static-{tokens}",
-        speculative=speculative_config(base, max_tokens=tokens, rows=None),
+        speculative=static_config(base, tokens),
         max_num_seqs=server.max_num_seqs,
         why=f"one fixed K={tokens} without a schedule: guards against a schedule that buys nothing",
         same_as=INCUMBENT if fixed == tokens else None,
+    )
+
+
+def static_config(base: dict[str, Any] | None, tokens: int) -> dict[str, Any]:
+    """Return the speculative config of one fixed K: no schedule, no adaptive verification."""
+    config = speculative_config(base, max_tokens=tokens, rows=None)
+    config.pop(ADAPTIVE_KEY, None)
+    return config
+
+
+def adaptive_config(base: dict[str, Any] | None, candidates: Sequence[Candidate]) -> dict[str, Any]:
+    """Return the speculative config of adaptive verification of the largest K that is in play."""
+    own = int((base or {}).get("num_speculative_tokens") or 1)
+    largest = max(own, *(each.largest_tokens for each in candidates))
+    return static_config(base, largest) | {ADAPTIVE_KEY: True}
+
+
+def _adaptive(
+    spec: Spec, base: dict[str, Any] | None, server: ServerFacts, version: str | None
+) -> Arm | None:
+    """Return vLLM's own rival of a schedule, where this server can run it."""
+    version = version or version_of_image(server.image)
+    full_graphs = server.graph_mode is None or server.graph_mode.upper().startswith("FULL")
+    if (
+        version is None
+        or not adaptive_verification(str((base or {}).get("method") or ""), version)
+        or not server.gpus
+        or server.enforce_eager
+        or not full_graphs
+        or server.enable_lora
+        or server.pipeline_parallel_size > 1
+    ):
+        return None
+    config = adaptive_config(base, spec.candidates)
+    return Arm(
+        name=ADAPTIVE,
+        speculative=config,
+        max_num_seqs=server.max_num_seqs,
+        why="vLLM's adaptive verification, which trims drafts step by step: the rival of any "
+        "schedule",
+        same_as=INCUMBENT if server.speculative == config else None,
     )
 
 
@@ -171,7 +230,9 @@ def _statics(spec: Spec, incumbent: Arm, candidates: list[Arm]) -> list[int]:
     return sorted({k for arm in candidates for k in _tokens_of(arm)} - {0, own})
 
 
-def _dynamic_path(base: dict[str, Any] | None, incumbent: Arm, candidates: list[Arm]) -> list[Arm]:
+def _dynamic_path(
+    base: dict[str, Any] | None, server: ServerFacts, incumbent: Arm, candidates: list[Arm]
+) -> list[Arm]:
     """Return the arms that take the tax of the dynamic code path apart."""
     used = sorted({k for arm in candidates if not arm.same_as for k in _tokens_of(arm)})
     largest = max([1, *used])
@@ -196,4 +257,16 @@ def _dynamic_path(base: dict[str, Any] | None, incumbent: Arm, candidates: list[
                 why=why,
             )
         )
+        if tokens and not server.enforce_eager:
+            found.append(
+                Arm(
+                    name=f"{PIECEWISE}{tokens}",
+                    speculative=static_config(base, tokens),
+                    graph_mode="PIECEWISE",
+                    max_num_seqs=incumbent.max_num_seqs,
+                    why=f"K={tokens} without a schedule in the graph mode that a schedule forces "
+                    f"on model runner V1: between {static} and constant-{tokens} it tells the "
+                    "graph mode's cost from the path's",
+                )
+            )
     return found

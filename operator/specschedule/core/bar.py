@@ -17,6 +17,8 @@ from specschedule.core.compare import (
     Pair,
     Place,
     measured,
+    offered,
+    places,
     to_effect,
     to_share,
 )
@@ -80,25 +82,28 @@ class Applied:
 
     def _requirements(self) -> list[Requirement]:
         spec, points = self.evidence.spec, sorted(set(self.evidence.spec.load.points))
-        found = []
+        found: list[Requirement] = []
         for improve in spec.bar.improve:
             asked, why = improve.by, ""
             if asked < spec.bar.min_effect:
                 asked, why = spec.bar.min_effect, f" (bar.minEffect; by is {improve.by:.1%})"
-            for at in sorted(set(improve.at or points)):
-                place = Place(improve.metric, at, improve.category)
-                found.append(Requirement("improve", place, asked, why))
+            found.extend(Requirement("improve", p, asked, why) for p in places(spec, improve))
         for protect in spec.bar.protect:
-            for at in sorted(set(protect.at or points)):
-                place = Place(protect.metric, at, protect.category)
-                found.append(Requirement("protect", place, -self._within(protect, place)))
+            found.extend(
+                Requirement("protect", place, -self._within(protect, place))
+                for place in places(spec, protect)
+            )
         named = {requirement.place for requirement in found}
+        loss = -spec.bar.elsewhere.max_loss
         for at in points:
             whole = Place(self.evidence.rate, at)
-            places = self.evidence.split(whole)
-            if whole not in named or len(places) > 1:
-                loss = -spec.bar.elsewhere.max_loss
-                found.extend(Requirement("elsewhere", place, loss) for place in places)
+            parts = self.evidence.split(whole)
+            if whole not in named or len(parts) > 1:
+                found.extend(Requirement("elsewhere", place, loss) for place in parts)
+        launches = [launch for pair in self.pairs for launch in (pair.arm, pair.reference)]
+        for swing in self.evidence.swings(launches):
+            place = Place(Metric.ATTAINMENT, None, offered=swing)
+            found.append(Requirement("elsewhere", place, loss))
         return found
 
     def _within(self, protect: Protect, place: Place) -> float:
@@ -110,7 +115,7 @@ class Applied:
 
     def _result(self, requirement: Requirement) -> BarResult:
         place = requirement.place
-        values = [self.evidence.difference(place, p.arm, p.reference) for p in self.pairs]
+        values = [self.evidence.difference(place, p.arm, p.reference) for p in self._planned(place)]
         differences = [value for value in values if value is not None and value != inf]
         said = self._collapsed(place, differences)
         if said is None and not differences:
@@ -131,6 +136,20 @@ class Applied:
         if said.answer == "Met":
             said = self._doubt(requirement, values, differences) or said
         return self._write(requirement, differences, said)
+
+    def _planned(self, place: Place) -> Sequence[Pair]:
+        """Return the pairs whose plan has a place: rates that swing are known after one round."""
+        if place.offered is None or place.offered.low == place.offered.peak:
+            return self.pairs
+        return [
+            pair
+            for pair in self.pairs
+            if any(
+                offered(cell.profile) == place.offered
+                for launch in (pair.arm, pair.reference)
+                for cell in launch.cells
+            )
+        ]
 
     def _why_missing(self, values: Sequence[float | None]) -> str:
         return "ReferenceIsZero" if inf in values else "MetricMissing"
@@ -287,11 +306,14 @@ class Applied:
         floor = self.noise.floor(place)
         if floor is not None:
             numbers["floor"] = floor if place.metric is Metric.ATTAINMENT else floor_share(floor)
-        band = band_of(self.rows, place.at, place.context)
+        band = None if place.at is None else band_of(self.rows, place.at, place.context)
+        load = place.offered
         result = BarResult(
             kind=requirement.kind,
             metric=place.metric,
             at=place.at,
+            requests_per_second=load.low if load else None,
+            peak_requests_per_second=load.peak if load and load.peak > load.low else None,
             category=place.category,
             context=place.context,
             band=band_text(band) if band else None,

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from math import ceil
 
-from specschedule.core.arms import ZERO, Arm
-from specschedule.core.compare import INCUMBENT, TWIN
+from specschedule.core.arms import PIECEWISE, ZERO, Arm
+from specschedule.core.compare import INCUMBENT, TWIN, Offered, offered
 from specschedule.core.evidence import Launch
 from specschedule.core.spec import Effort, Spec
 from specschedule.core.values import Value
 from specschedule.core.visit import COMPARED_TOKENS, Window, waves
-from specschedule.core.windows import CROSSING_SECONDS, windows
+from specschedule.core.windows import CROSSING_SECONDS, swing, swings, windows
 
 ROUNDS = {Effort.QUICK: (3, 3), Effort.STANDARD: (5, 12), Effort.THOROUGH: (6, 24)}
 """Fewest and most rounds per candidate, by effort."""
@@ -88,11 +88,18 @@ def cost(
     }
     fewest, most = ROUNDS[spec.experiment.effort]
     candidates = [a for a in arms if a.same_as is None and a.name.startswith("candidate-")]
+    rates = swing(spec, arms, done)
+    if rates is None and swings(spec, arms):
+        points = spec.load.points
+        rates = Offered(min(points) / _request(spec), max(points) / _request(spec))
     rows = []
     at_most, at_most_seconds = 0, 0.0
     for arm in arms:
         early, late = _counts(spec, arm, candidates, fewest, most)
-        visits = [windows(spec, arm, round=1, first=at == 0) for at in range(max(1, early))]
+        visits = [
+            windows(spec, arm, round=at + 1, first=at == 0, swing=rates if at else None)
+            for at in range(max(1, early))
+        ]
         seconds = boot + WARM_UP_SECONDS + SCRAPES_PER_VISIT * scrape_seconds
         seconds += sum(_seconds(spec, w, taken) for v in visits for w in v) / len(visits)
         rows.append(
@@ -129,7 +136,7 @@ def _counts(
         return fewest, every
     if arm.name.startswith("candidate-"):
         return (fewest if arm is candidates[0] else 0), most
-    if arm.name == ZERO or arm.name.startswith("constant-"):
+    if arm.name == ZERO or arm.name.startswith(("constant-", PIECEWISE)):
         early = 0 if arm.name != ZERO else 1 if effort is Effort.STANDARD else fewest - 1
         return early, (1 if effort is Effort.STANDARD else every)
     if effort is Effort.QUICK:
@@ -142,16 +149,23 @@ def _seconds(spec: Spec, window: Window, taken: dict[str, float]) -> float:
     known = taken.get(window.cell.split("-", 1)[-1].rsplit("-s", 1)[0])
     if known is not None:
         return known
-    slo, load = spec.slo, spec.load
-    first, token = slo.ttft or 0.2, slo.tpot or ASSUMED_TPOT_S
+    slo = spec.slo
     if window.profile.steps is not None:
+        first, token = slo.ttft or 0.2, slo.tpot or ASSUMED_TPOT_S
         return waves(window.profile.steps) * (first + sum(COMPARED_TOKENS) / 2 * token)
-    request = first + load.output_tokens * token
-    if slo.e2e is not None:
-        request = min(request, slo.e2e)
+    request = _request(spec)
+    open_loop = offered(window.profile)
+    if open_loop is not None:
+        return request + window.requests / open_loop.mean
     if window.profile.kind == "crossing":
         return max(4 * CROSSING_SECONDS, request)
     return request * (1 + ceil(window.requests / (window.profile.concurrency or 1)))
+
+
+def _request(spec: Spec) -> float:
+    """Predict the seconds of a request: what the SLO allows it."""
+    request = (spec.slo.ttft or 0.2) + spec.load.output_tokens * (spec.slo.tpot or ASSUMED_TPOT_S)
+    return request if spec.slo.e2e is None else min(request, spec.slo.e2e)
 
 
 class BudgetLeft(Value):

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import exp, expm1, inf, log, log1p
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from specschedule.core.evidence import Cell, Launch
+from specschedule.core.evidence import Cell, Launch, Profile
 from specschedule.core.spec import Bar, Improve, Metric, Protect, Spec
 
 INCUMBENT = "incumbent"
@@ -32,19 +32,38 @@ Parts = Mapping[tuple[str | None, int | None], float]
 """A metric of one launch by (category, context class), each the mean of its windows."""
 
 
+class Offered(NamedTuple):
+    """The offered load of an open-loop window, in requests per second."""
+
+    low: float
+    peak: float
+    """The rate half-way; equal to low where the rate is steady."""
+
+    @property
+    def mean(self) -> float:
+        """Mean rate: it rises evenly to the peak and falls back."""
+        return (self.low + self.peak) / 2
+
+    def __str__(self) -> str:
+        span = f"{self.low:g}" if self.low == self.peak else f"{self.low:g}-{self.peak:g}"
+        return f"{span} requests/s"
+
+
 class Place(NamedTuple):
     """What is compared where."""
 
     metric: Metric
-    at: int
-    """Requests in flight."""
+    at: int | None
+    """Requests in flight; None in an open loop."""
     category: str | None = None
     """None pools the categories."""
     context: int | None = None
     """A context class; None pools them."""
+    offered: Offered | None = None
+    """The offered load, in an open loop."""
 
     def __str__(self) -> str:
-        parts = [f"{self.metric.value} at {self.at}"]
+        parts = [f"{self.metric.value} at {self.offered or self.at}"]
         if self.category is not None:
             parts.append(f"category {self.category}")
         if self.context is not None:
@@ -65,6 +84,23 @@ class Pair(NamedTuple):
 def requirements(bar: Bar) -> list[Improve | Protect]:
     """Return what the bar says about named places, gains first."""
     return [*bar.improve, *bar.protect]
+
+
+def places(spec: Spec, requirement: Improve | Protect) -> list[Place]:
+    """Return the places that a requirement names: load points, or offered loads (attainment)."""
+    metric, category = requirement.metric, requirement.category
+    if metric is Metric.ATTAINMENT:
+        rates = sorted(set(spec.load.requests_per_second or ()))
+        return [Place(metric, None, category, offered=Offered(r, r)) for r in rates]
+    return [Place(metric, at, category) for at in sorted(set(requirement.at or spec.load.points))]
+
+
+def offered(profile: Profile) -> Offered | None:
+    """Return the offered load of a window; None where it is no open loop of known rates."""
+    low = profile.requests_per_second
+    if profile.kind != "open" or low is None:
+        return None
+    return Offered(low, profile.peak_requests_per_second or low)
 
 
 def to_effect(metric: Metric, share: float) -> float:
@@ -209,13 +245,18 @@ class Evidence:
                 classes[at] = [every[0], *starts]
         return classes
 
-    def cells(self, launch: Launch) -> Iterable[Cell]:
-        """Yield the windows of a launch that count and hold a load point."""
+    def cells(self, launch: Launch, kind: Literal["hold", "open"] = "hold") -> Iterable[Cell]:
+        """Yield the windows of a launch that count: those that hold a load point, or open ones."""
         limit = self.spec.load.max_send_lag * 1000
         for cell in launch.cells:
             late = cell.send_lag_ms_p99 is not None and cell.send_lag_ms_p99 > limit
-            if cell.profile.kind == "hold" and _counts(cell, launch) and not late:
+            if cell.profile.kind == kind and _counts(cell, launch) and not late:
                 yield cell
+
+    def swings(self, launches: Iterable[Launch]) -> list[Offered]:
+        """Return the rising and falling offered loads that were measured in some launches."""
+        found = {offered(cell.profile) for x in launches for cell in self.cells(x, "open")}
+        return sorted(load for load in found if load is not None and load.low < load.peak)
 
     def context_class(self, cell: Cell) -> int | None:
         """Return the context class of a held window; None where its load point has only one."""
@@ -228,8 +269,8 @@ class Evidence:
         """Return the windows of a launch that belong to a place."""
         return [
             cell
-            for cell in self.cells(launch)
-            if cell.profile.concurrency == place.at
+            for cell in self.cells(launch, "hold" if place.offered is None else "open")
+            if (cell.profile.concurrency, offered(cell.profile)) == (place.at, place.offered)
             and (place.category is None or cell.category == place.category)
             and (place.context is None or self.context_class(cell) == place.context)
         ]
@@ -263,7 +304,7 @@ class Evidence:
 
     def split(self, place: Place) -> list[Place]:
         """Return a place by context class, where the load point has several."""
-        classes = self.contexts.get(place.at, [])
+        classes = self.contexts.get(place.at, []) if place.at is not None else []
         if place.context is not None or not classes:
             return [place]
         return [place._replace(context=context) for context in classes]

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from math import inf, isfinite
 
 from specschedule.core import eprocess
+from specschedule.core.arms import ADAPTIVE, adaptive_config, static_config
 from specschedule.core.compare import INCUMBENT, NONE, Evidence, to_share
 from specschedule.core.noise import Noise
 from specschedule.core.observed import ServerFacts
-from specschedule.core.schedule import speculative_config
 from specschedule.core.verdict import Control
 
 
 def is_control(arm: str) -> bool:
     """Say whether an arm is a control that could be served instead of a schedule."""
-    return arm == NONE or arm.startswith("static-")
+    return arm in (NONE, ADAPTIVE) or arm.startswith("static-")
 
 
 def compare(evidence: Evidence, noise: Noise, candidate: str) -> list[Control]:
@@ -116,7 +116,10 @@ def argument(arm: str, evidence: Evidence, server: ServerFacts | None) -> str:
     base = dict(server.speculative or {}) if server else {}
     if not base and evidence.spec.speculative is not None:
         base = evidence.spec.speculative.plain()
-    config = speculative_config(base, max_tokens=int(arm.removeprefix("static-")), rows=None)
+    if arm == ADAPTIVE:
+        config = adaptive_config(base, evidence.spec.candidates)
+    else:
+        config = static_config(base, int(arm.removeprefix("static-")))
     return f"--speculative-config '{json.dumps(config)}'"
 
 

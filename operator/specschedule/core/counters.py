@@ -6,7 +6,7 @@ band is judged against the arm ``none``, so a run without one leaves it Unknown.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from specschedule.core.compare import NONE, contradiction, requirements
+from specschedule.core.compare import NONE, contradiction, places, requirements
 from specschedule.core.evidence import Cell, Launch
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
 from specschedule.core.observed import ServerFacts
@@ -148,8 +148,9 @@ def schedule_in_effect(
 
 
 def _named_points(spec: Spec) -> set[int]:
-    """Return the load points that the bar names; a requirement that names none means all."""
-    return {at for asked in requirements(spec.bar) for at in asked.at or spec.load.points}
+    """Return the load points that the bar names, or all where it names offered loads only."""
+    named = {place.at for asked in requirements(spec.bar) for place in places(spec, asked)}
+    return {at for at in named if at is not None} or set(spec.load.points)
 
 
 def _by_context(launch: Launch) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from specschedule.core import counters, receipts
+from specschedule.core.arms import ADAPTIVE, ADAPTIVE_KEY, PIECEWISE
 from specschedule.core.compare import INCUMBENT, NONE, TWIN
 from specschedule.core.equivalence import output_equivalence
 from specschedule.core.evidence import Launch
@@ -42,22 +43,27 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
     silent = without_speculation(server)
     drafting = [each for each in counted if each.arm not in silent]
     without = [each for each in counted if each.arm in silent]
-    if not drafting:
+    # Adaptive verification runs on model runner V2 with full graphs only, whatever the others do.
+    alike = [each for each in drafting if each.arm != ADAPTIVE]
+    in_own_mode = [each for each in alike if not each.arm.startswith(PIECEWISE)]
+    adapts = (INCUMBENT, TWIN) if (server.speculative or {}).get(ADAPTIVE_KEY) else ()
+    planned = [each for each in alike if each.arm not in adapts]
+    if not planned:
         return [unknown("launches", "NoLaunch", "no launch of a drafting arm counts")]
     answers = [
         receipts.same(counted, "image_id"),
         receipts.version(counted),
         receipts.gpu(counted, server),
-        *(receipts.same(drafting, fact) for fact in receipts.SAME_WHERE_DRAFTING),
-        receipts.graph_mode(spec, counted, drafting),
-        receipts.graph_coverage(drafting, server),
+        *(receipts.same(alike, fact) for fact in receipts.SAME_WHERE_DRAFTING),
+        receipts.graph_mode(spec, counted, in_own_mode),
+        receipts.graph_coverage(alike, server),
         receipts.kv_cache(counted),
         receipts.adapters(counted, server),
         receipts.log_level(counted),
         receipts.caches(counted),
         counters.none_measured(launches, without),
         counters.schedule_in_effect(
-            spec, drafting, server, has_none=any(each.arm == NONE for each in counted)
+            spec, planned, server, has_none=any(each.arm == NONE for each in counted)
         ),
         counters.acceptance(spec, drafting),
         counters.drafter_state(drafting),

@@ -37,6 +37,17 @@ class Edges(NamedTuple):
         return f"< {self.below:g} s" if not self.above else f"{self.above:g}-{self.below:g} s"
 
 
+def grown(before: Buckets, after: Buckets) -> dict[float, float]:
+    """Return what a histogram counted between two scrapes.
+
+    Raises:
+        ValueError: A count shrank, or the edges are others: the server restarted.
+    """
+    if set(before) - set(after) or any(after[edge] < count for edge, count in before.items()):
+        raise ValueError("its counts shrank between the two scrapes: the server restarted")
+    return {edge: count - before.get(edge, 0.0) for edge, count in after.items()}
+
+
 def attained(buckets: Buckets, limit: float, *, bounds_accepted: bool = False) -> Bounds:
     """Return the share of requests that met a limit.
 

@@ -18,6 +18,7 @@ from specschedule.core.compare import (
     Place,
     acceptance_length,
     contradiction,
+    places,
     requirements,
     to_effect,
     to_share,
@@ -25,6 +26,7 @@ from specschedule.core.compare import (
 from specschedule.core.evidence import Launch, Receipt
 from specschedule.core.noise import Noise, suspect
 from specschedule.core.observed import ServerFacts
+from specschedule.core.regime import ServingRegime, regime
 from specschedule.core.schedule import ScheduleError, effective
 from specschedule.core.spec import Metric, Mode, Rule, Spec
 from specschedule.core.tax import tax_table
@@ -60,7 +62,11 @@ _Kind = Literal["Better", "NotBetter", "Worse", "Inconclusive", "Invalid"]
 
 
 def judge(
-    spec: Spec, launches: Sequence[Launch], *, server: ServerFacts | None = None
+    spec: Spec,
+    launches: Sequence[Launch],
+    *,
+    server: ServerFacts | None = None,
+    serving: ServingRegime | None = None,
 ) -> Judgement:
     """Judge every candidate that was launched.
 
@@ -69,6 +75,7 @@ def judge(
         launches: All launches of the run, void and failed ones too.
         server: The incumbent's server, whose speculative config a recommendation changes;
             without it the recommendation names the tokens only.
+        serving: What the serving pods do, to be compared with the workload.
     """
     evidence = Evidence(spec, launches)
     noise = Noise(evidence)
@@ -105,7 +112,14 @@ def judge(
         tax=tax,
         watch=[item for verdict in verdicts for item in _watch(evidence, noise, verdict)],
         arms=_arms(evidence),
-        notes=[*_notes(evidence), *_stalls(spec, verdicts, tax)],
+        notes=[
+            *(
+                Note(reason=reason, message=said)
+                for reason, said in regime(spec, evidence, serving)
+            ),
+            *_notes(evidence),
+            *_stalls(spec, verdicts, tax),
+        ],
     )
 
 
@@ -286,8 +300,7 @@ def _places(evidence: Evidence) -> list[Place]:
     points = sorted(set(evidence.spec.load.points))
     found = {Place(evidence.rate, at): None for at in points}
     for requirement in requirements(evidence.spec.bar):
-        for at in sorted(set(requirement.at or points)):
-            found[Place(requirement.metric, at, requirement.category)] = None
+        found |= dict.fromkeys(places(evidence.spec, requirement))
     return list(found)
 
 
@@ -300,6 +313,7 @@ def _floors(noise: Noise) -> list[Floor]:
                 Floor(
                     metric=place.metric,
                     at=place.at,
+                    requests_per_second=place.offered.low if place.offered else None,
                     category=place.category,
                     floor=floor if place.metric is Metric.ATTAINMENT else floor_share(floor),
                     count=len(noise.seen(place)),
@@ -313,20 +327,27 @@ def _watch(evidence: Evidence, noise: Noise, verdict: Verdict) -> list[Watched]:
     if verdict.verdict not in ("Better", "Inconclusive"):
         return []
     pairs = evidence.pairs(f"candidate-{verdict.candidate}")
-    metrics = {evidence.rate: None, Metric.DECODE_RATE: None}
-    metrics |= {requirement.metric: None for requirement in requirements(evidence.spec.bar)}
+    asked = requirements(evidence.spec.bar)
+    metrics = dict.fromkeys([evidence.rate, Metric.DECODE_RATE, *(each.metric for each in asked)])
     categories = {
         cell.category for pair in pairs for cell in evidence.cells(pair.arm) if cell.category
     }
+    looked_at = [
+        Place(metric, at, category)
+        for metric in metrics
+        if metric is not Metric.ATTAINMENT
+        for at in sorted(set(evidence.spec.load.points))
+        for category in (None, *sorted(categories))
+    ]
+    for each in asked:
+        if each.metric is Metric.ATTAINMENT:
+            looked_at.extend(places(evidence.spec, each))
     found = []
-    for metric in metrics:
-        for at in sorted(set(evidence.spec.load.points)):
-            for category in (None, *sorted(categories)):
-                place = Place(metric, at, category)
-                values = [evidence.difference(place, p.arm, p.reference) for p in pairs]
-                seen = _watched(place, [v for v in values if v is not None], noise, verdict)
-                if seen is not None:
-                    found.append(seen)
+    for place in dict.fromkeys(looked_at):
+        values = [evidence.difference(place, p.arm, p.reference) for p in pairs]
+        seen = _watched(place, [v for v in values if v is not None], noise, verdict)
+        if seen is not None:
+            found.append(seen)
     return found
 
 
@@ -347,6 +368,7 @@ def _watched(
         candidate=verdict.candidate,
         metric=place.metric,
         at=place.at,
+        requests_per_second=place.offered.low if place.offered else None,
         category=place.category,
         change=change,
         pairs=pairs,

@@ -151,10 +151,11 @@ def _tokens(cells: Collection[Cell]) -> int | None:
 def suspect(evidence: Evidence) -> Suspect | None:
     """Return what disturbs the bench, when A/A comparisons show an effect that cannot be real.
 
-    Asks of whole arms (mean over the load points): does the twin differ from the incumbent, and
-    does the order of launches decide. An effect below half of minEffect disturbs nothing.
+    Asks of whole arms (mean over the load points): does the twin differ from the incumbent, does
+    the order of launches decide, and does their place. An effect below half of minEffect disturbs
+    nothing.
     """
-    return _twin_differs(evidence) or _order_decides(evidence)
+    return _twin_differs(evidence) or _order_decides(evidence) or _place_decides(evidence)
 
 
 def _twin_differs(evidence: Evidence) -> Suspect | None:
@@ -198,6 +199,35 @@ def _order_decides(evidence: Evidence) -> Suspect | None:
                     message=f"the later of two launches differs from the earlier by "
                     f"{_mean_share(differences)}, whichever arm they are "
                     f"({len(differences)} comparisons)",
+                )
+    return None
+
+
+def _place_decides(evidence: Evidence) -> Suspect | None:
+    """Ask whether launches on one node differ from those on another, whichever arm they are.
+
+    The mean over two pairs that have changed places holds the effect of the place and not the
+    arm's.
+    """
+    for candidate in evidence.spec.candidates:
+        by_place: dict[tuple[str, str], dict[bool, list[float]]] = {}
+        for pair in evidence.pairs(f"candidate-{candidate.name}"):
+            ours, theirs = pair.arm.receipt.node, pair.reference.receipt.node
+            if ours is None or theirs is None or ours == theirs:
+                continue
+            at_home = ours < theirs
+            order = (pair.arm, pair.reference) if at_home else (pair.reference, pair.arm)
+            nodes = (ours, theirs) if at_home else (theirs, ours)
+            sides = by_place.setdefault(nodes, {True: [], False: []})
+            sides[at_home].extend(_over(evidence, [order]))
+        for (one, other), sides in by_place.items():
+            differences = [(a + b) / 2 for a, b in zip(sides[True], sides[False], strict=False)]
+            if _shown(evidence, differences, 2 * eprocess.E_NEEDED):
+                return Suspect(
+                    name="place",
+                    message=f"launches on {one} differ from those on {other} by "
+                    f"{_mean_share(differences)}, whichever arm they are "
+                    f"({len(differences)} changes of place)",
                 )
     return None
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from specschedule.core.evidence import Cell, Receipt
+from specschedule.core.regime import ServingRegime
 from specschedule.core.spec import Spec
 from specschedule.core.values import Value
 from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed
@@ -120,6 +121,8 @@ class TargetFacts(Value):
     """What a rollout needs that was not looked at; None when nothing is."""
     boot_seconds: float | None = None
     """Container start to Ready of its own pods, when known."""
+    pods: list[str] = []
+    """Names of its pods."""
 
 
 class TrialSpec(Value):
@@ -143,6 +146,10 @@ class TrialSpec(Value):
     """Speculative config of the arm; absent where it serves without one."""
     unchanged: bool = False
     """True for arms that keep the target's own arguments byte for byte."""
+    graph_mode: str | None = None
+    """cudagraph_mode of the arm, where it is not the target's own."""
+    node: str | None = None
+    """Node that the pod prefers, so that arms which run on two nodes change places."""
     visit: Visit
     """What the load process does; its url is filled in when the pod has an address."""
     template_hash: str
@@ -153,6 +160,8 @@ class TrialSpec(Value):
     """The target's own argument list when the run began, byte for byte."""
     bar_digest: str
     """Digest of the bar."""
+    serving: ServingRegime | None = None
+    """What the serving pods did when this was planned; absent where Prometheus did not tell."""
 
 
 class TrialStatus(Value):
@@ -312,6 +321,8 @@ class Observed(Value):
     """Prometheus."""
     prompts: Unreadable | None = None
     """Why the prompts that the spec names cannot be sent; None when they can."""
+    serving: ServingRegime | None = None
+    """What the serving pods do, while nothing is launched; None where Prometheus does not tell."""
     other_run: str | None = None
     """Name of another SpecSchedule that is running on the same target, and came first."""
 

@@ -4,10 +4,10 @@ The plan is a function of (spec, seed, what is done), so a restarted operator go
 where it was.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from specschedule.core import judge
-from specschedule.core.arms import ZERO, Arm, arms
+from specschedule.core.arms import PIECEWISE, ZERO, Arm, arms
 from specschedule.core.budget import ROUNDS, ArmCost, BudgetLeft, Cost, budget_left, cost
 from specschedule.core.chance import coin, shuffled
 from specschedule.core.compare import INCUMBENT, TWIN, Evidence, uncounted
@@ -16,7 +16,7 @@ from specschedule.core.evidence import Launch
 from specschedule.core.spec import Effort, Rule, Spec
 from specschedule.core.values import Value
 from specschedule.core.visit import Window
-from specschedule.core.windows import windows
+from specschedule.core.windows import swing, windows
 
 __all__ = [
     "Arm",
@@ -70,6 +70,8 @@ class Slot(Value):
     """Position in the round, from 1."""
     attempt: int = 1
     """Which try of its pair this is, from 1."""
+    node: str | None = None
+    """Node to prefer, so that arms which run on two nodes change places."""
     windows: list[Window]
     """What to measure."""
 
@@ -145,7 +147,9 @@ class _Walk:
             while going_on:
                 local += 1
                 number += 1
-                answer = self._missing(candidate, number, self._order(candidate, local, number))
+                nodes = self._nodes(candidate, local, number)
+                order = self._order(candidate, local, number)
+                answer = self._missing(candidate, number, order, nodes)
                 if answer is not None:
                     return answer
                 going_on = not self._failed(candidate) and self._goes_on(candidate, local, number)
@@ -219,9 +223,19 @@ class _Walk:
         table = self.arms[candidate].table
         used = {band.tokens for band in table.bands()} if table else set()
         found = [ZERO] if 0 in used and ZERO in self.arms else []
-        if self._paths_differ(candidate, number):
-            found += [f"constant-{k}" for k in sorted(used) if f"constant-{k}" in self.arms]
-        return found
+        heads = ["constant-"] if self._paths_differ(candidate, number) else []
+        if self._loses_full_graphs(candidate, number):
+            heads.append(PIECEWISE)
+        wanted = [f"{head}{k}" for k in sorted(used) for head in heads]
+        return found + [name for name in wanted if name in self.arms]
+
+    def _loses_full_graphs(self, candidate: str, number: int) -> bool:
+        """Say whether the candidate runs without the full graphs that the incumbent has."""
+        modes: dict[str, set[str]] = {}
+        for record in self._before(number):
+            modes.setdefault(record.arm, set()).add(record.receipt.graph_mode or "")
+        full = any(mode.startswith("FULL") for mode in modes.get(INCUMBENT, ()))
+        return full and modes.get(candidate) == {"PIECEWISE"}
 
     def _paths_differ(self, candidate: str, number: int) -> bool:
         seen: dict[str, list[tuple[object, ...]]] = {}
@@ -247,7 +261,31 @@ class _Walk:
             order.reverse()
         return order
 
-    def _missing(self, candidate: str, number: int, order: Sequence[str]) -> Next | None:
+    def _nodes(self, candidate: str, local: int, number: int) -> dict[str, str]:
+        """Return the nodes to prefer, where the pair of the candidate's first round ran on two.
+
+        Places swap half-way through the fewest rounds, back after as many, and so on: then
+        neither arm has a place of its own, whenever the evidence is enough.
+        """
+        first = number - local + 1
+        home = {
+            record.arm: record.receipt.node
+            for record in self._before(number)
+            if record.round == first
+            and record.arm in (INCUMBENT, candidate)
+            and record.receipt.node is not None
+            and self._void(record) is None
+        }
+        if len(set(home.values())) < len((INCUMBENT, candidate)):
+            return {}
+        swapped = (local - 1) // max(1, ROUNDS[self.effort][0] // 2) % 2
+        if not swapped:
+            return home
+        return {INCUMBENT: home[candidate], candidate: home[INCUMBENT]}
+
+    def _missing(
+        self, candidate: str, number: int, order: Sequence[str], nodes: Mapping[str, str]
+    ) -> Next | None:
         """Return what a round still needs; None when it is complete."""
         group = [arm for arm in order if arm in (INCUMBENT, TWIN, candidate)]
         wanted: list[tuple[int, str, int]] = []
@@ -280,6 +318,7 @@ class _Walk:
             return None
         free = max(0, self.spec.experiment.parallelism - running)
         last = max((record.launch for record in self.done), default=0)
+        offered = swing(self.spec, list(self.arms.values()), self._before(number))
         return Start(
             slots=[
                 Slot(
@@ -288,11 +327,13 @@ class _Walk:
                     round=number,
                     position=position,
                     attempt=tries,
+                    node=nodes.get(arm),
                     windows=windows(
                         self.spec,
                         self.arms[arm],
                         round=number,
                         first=all(record.arm != arm for record in self.done),
+                        swing=offered,
                     ),
                 )
                 for at, (position, arm, tries) in enumerate(wanted[:free], start=1)
@@ -315,7 +356,8 @@ class _Walk:
         warm = any(other.receipt.caches_warm for other in self.done)
         if warm and record.receipt.caches_warm is False:
             return "it compiled or tuned while other launches found warm caches"
-        spoiled = [cell.void for cell in record.cells if cell.void and cell.profile.kind == "hold"]
+        judged = ("hold", "open")
+        spoiled = [cell.void for cell in record.cells if cell.void and cell.profile.kind in judged]
         if spoiled:
             return f"a window is void: {spoiled[0]}"
         return uncounted(record) if record.cells else None

@@ -188,7 +188,8 @@ class Run:
             return self._hold_or_expire("Preflight", missing.reason, missing.message)
         server = target.server
         try:
-            self.arms = arms(self.spec, server)
+            versions = (trial.status.receipt.engine_version for trial in self.trials)
+            self.arms = arms(self.spec, server, version=next(filter(None, versions), None))
         except ScheduleError as error:
             return self._reject(fails("schedule", error.reason, error.message))
         self.cost = plan.cost(
@@ -319,11 +320,14 @@ class Run:
                 schedule=arm.schedule,
                 speculative=arm.speculative,
                 unchanged=arm.unchanged,
+                graph_mode=arm.graph_mode,
+                node=slot.node,
                 visit=visit,
                 template_hash=target.template_hash,
                 incumbent=server.speculative,
                 incumbent_arguments=server.arguments,
                 bar_digest=self.spec.bar.digest(),
+                serving=self.observed.serving,
             ),
         )
 
@@ -332,7 +336,8 @@ class Run:
     ) -> Decision:
         evidence = [as_launch(t) for t in self.trials]
         self.answers = _merge(self.answers, gates.between_arms(self.spec, evidence, server))
-        judgement = judge.judge(self.spec, evidence, server=server)
+        serving = self.trials[0].spec.serving if self.trials else None
+        judgement = judge.judge(self.spec, evidence, server=server, serving=serving)
         if finished.reason == "BudgetExhausted" and judgement.outcome == "Inconclusive":
             return self._finish("Inconclusive", finished.reason, finished.message, judgement)
         blocking = gates.blocking(self.answers)

@@ -161,6 +161,14 @@ class Load(Value):
         list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1, max_length=16)
     ]
     """Requests held in flight, one measured window each."""
+    requests_per_second: (
+        Annotated[
+            list[Annotated[float, Field(gt=0, le=100_000)]], Field(min_length=1, max_length=4)
+        ]
+        | None
+    ) = None
+    """Arrivals offered per second whatever the server does (open loop), one measured window each:
+    where the metric attainment is judged."""
     prompts: ConfigMapReference | None = None
     """Prompts to send. Synthetic ones of promptTokens tokens when left out."""
     prompt_tokens: Annotated[int, Field(ge=1)] = 128
@@ -188,7 +196,8 @@ class Improve(Value):
     metric: Metric = Metric.GOODPUT
     """What must improve."""
     at: Points | None = None
-    """Load points where it must. All when left out."""
+    """Load points where it must. All when left out, as it must be for attainment: that is judged
+    at every load.requestsPerSecond."""
     category: str | None = None
     """Prompt category. Pooled over categories when left out."""
     by: Share
@@ -201,7 +210,8 @@ class Protect(Value):
     metric: Metric = Metric.DECODE_RATE
     """What must not get worse."""
     at: Points | None = None
-    """Load points where it must not. All when left out."""
+    """Load points where it must not. All when left out, as it must be for attainment: that is
+    judged at every load.requestsPerSecond."""
     category: str | None = None
     """Prompt category. Pooled over categories when left out."""
     within: Share | None = None
@@ -209,10 +219,14 @@ class Protect(Value):
 
 
 class Elsewhere(Value):
-    """What holds at every load point whose goodput no requirement names."""
+    """What holds where no requirement asks for more.
+
+    That is the goodput of every load point that none names, and the attainment of the open loop
+    that crosses the boundaries.
+    """
 
     max_loss: Share = 0.05
-    """A larger loss of goodput, once shown, fails the bar."""
+    """A larger loss, once shown, fails the bar."""
 
 
 class Bar(Value):
@@ -223,7 +237,8 @@ class Bar(Value):
     protect: Annotated[list[Protect], Field(max_length=16)] = []
     """Losses that the candidate must not show."""
     elsewhere: Elsewhere = Elsewhere()
-    """What holds at every load point whose goodput no requirement names."""
+    """What holds where no requirement asks for more: for the goodput of every load point that
+    none names, and for the attainment of the open loop that crosses the boundaries."""
     min_effect: Share = 0.03
     """Differences below this are never called a gain."""
     rule: Rule | None = None
@@ -332,12 +347,25 @@ class Spec(Value):
             raise ValueError("load.points: each point stands once")
         for field, requirements in (("improve", self.bar.improve), ("protect", self.bar.protect)):
             for requirement in requirements:
+                if requirement.metric is Metric.ATTAINMENT:
+                    self._check_attainment(field, requirement.at)
                 unknown = set(requirement.at or []) - set(self.load.points)
                 if unknown:
                     raise ValueError(
                         f"bar.{field}: at names {sorted(unknown)}, which load.points lacks"
                     )
         return self
+
+    def _check_attainment(self, field: str, at: list[int] | None) -> None:
+        if at is not None:
+            raise ValueError(
+                f"bar.{field}: attainment is judged at every load.requestsPerSecond, not at "
+                "requests held in flight; leave at out"
+            )
+        if self.load.requests_per_second is None:
+            raise ValueError(
+                f"bar.{field}: attainment is judged at an offered load; set load.requestsPerSecond"
+            )
 
     @property
     def rule(self) -> Rule:

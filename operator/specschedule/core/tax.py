@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from math import isfinite, log
 
 from specschedule.core import eprocess
+from specschedule.core.arms import PIECEWISE
 from specschedule.core.bands import band_of
 from specschedule.core.compare import NONE, Evidence, Place, measured, mixed, to_share
 from specschedule.core.evidence import Cell, Launch
@@ -34,8 +35,13 @@ def _stable(evidence: Evidence, arm: str, band: Band, place: Place) -> Iterable[
     comparisons = [("fromNone", arm, none, "the candidate against no speculation")]
     if tokens:
         static = evidence.fixed_arm(tokens) or f"static-{tokens}"
+        constant, piecewise = f"constant-{tokens}", f"{PIECEWISE}{tokens}"
         text = f"K={tokens} on the dynamic code path against the static one"
-        comparisons.append(("dynamicPath", f"constant-{tokens}", static, text))
+        comparisons.append(("dynamicPath", constant, static, text))
+        text = f"K={tokens} without a schedule, piecewise graphs against the server's own"
+        comparisons.append(("graphMode", piecewise, static, text))
+        text = f"K={tokens} on the dynamic code path against the static one with the same graphs"
+        comparisons.append(("pathAlone", constant, piecewise, text))
     else:
         text = "drafter pass and scheduling at K=0 against no speculation"
         comparisons.append(("zeroTokens", "zero", none, text))

@@ -16,8 +16,12 @@ class BarResult(Value):
     """Which part of the bar."""
     metric: Metric
     """What was compared."""
-    at: int
-    """Requests in flight."""
+    at: int | None = None
+    """Requests in flight; absent in an open loop."""
+    requests_per_second: float | None = None
+    """Offered load of an open loop; its lowest rate, where it swings."""
+    peak_requests_per_second: float | None = None
+    """Rate half-way, where it rises evenly to a peak and falls back."""
     category: str | None = None
     """Prompt category; pooled when absent."""
     context: int | None = None
@@ -68,7 +72,7 @@ class Control(Value):
     """A control against a candidate, over the load points."""
 
     arm: str
-    """none or static-K."""
+    """none, static-K or adaptive."""
     change: float | None = None
     """How much better the control is than the candidate; negative: the candidate is better.
     Absent where the candidate has no good request at all, and where the two cannot be compared:
@@ -115,8 +119,10 @@ class Floor(Value):
 
     metric: Metric
     """Metric."""
-    at: int
-    """Requests in flight."""
+    at: int | None = None
+    """Requests in flight; absent in an open loop."""
+    requests_per_second: float | None = None
+    """Offered load of an open loop."""
     category: str | None = None
     """Prompt category; pooled when absent."""
     floor: float
@@ -132,8 +138,10 @@ class Watched(Value):
     """Candidate."""
     metric: Metric
     """Metric."""
-    at: int
-    """Requests in flight."""
+    at: int | None = None
+    """Requests in flight; absent in an open loop."""
+    requests_per_second: float | None = None
+    """Offered load of an open loop."""
     category: str | None = None
     """Prompt category; pooled when absent."""
     change: float
@@ -167,7 +175,9 @@ class Tax(Value):
     at: int
     """Load point that was compared."""
     what: str
-    """fromNone: the candidate against none; dynamicPath: constant against static; zeroTokens:
+    """fromNone: the candidate against none; dynamicPath: constant against static, and where graph
+    modes differ its two parts, graphMode (static in piecewise graphs against static in its own)
+    and pathAlone (constant against static in piecewise graphs); zeroTokens:
     zero against none; freeZero: none against the candidate, what a free K=0 would return;
     crossing and firstPass: windows across the boundary against the mean of both sides."""
     change: float

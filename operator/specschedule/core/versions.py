@@ -38,3 +38,21 @@ def version_gate(version: str) -> Gate:
             "newer",
         )
     return passes("engineVersion", f"vLLM {version} follows schedules")
+
+
+WITHOUT_MODEL_RUNNER_V2 = frozenset(
+    {"custom_class", "medusa", "mlp_speculator", "ngram", "ngram_gpu", "suffix"}
+)
+"""Methods without a drafter model on model runner V2: verification cannot adapt to them."""
+
+
+def adaptive_verification(method: str, version: str) -> bool:
+    """Say whether a speculative method can verify adaptively in a version of vLLM.
+
+    It came with 0.28 for DSpark, and with 0.30 for every drafter model on model runner V2. Read
+    in vLLM 0.28 to 0.33 (``config/speculative.py``, ``v1/worker/gpu/spec_decode/``).
+    """
+    found = numbers(version)
+    if not method or method.lower() in WITHOUT_MODEL_RUNNER_V2 or found < (0, 28):
+        return False
+    return found >= (0, 30) or method.lower() == "dspark"

@@ -1,12 +1,12 @@
 """What a launch measures: the load points, what the bar names, crossings, and its outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 
 from specschedule.core.arms import Arm
 from specschedule.core.chance import shuffled
-from specschedule.core.compare import requirements
-from specschedule.core.evidence import Profile
+from specschedule.core.compare import INCUMBENT, Evidence, Offered, Place, places, requirements
+from specschedule.core.evidence import Launch, Profile
 from specschedule.core.schedule import effective
 from specschedule.core.spec import Effort, Spec
 from specschedule.core.visit import Window
@@ -17,8 +17,52 @@ CROSSING_SECONDS = 5.0
 PROMPTS_UP, PROMPTS_DOWN = 8, 4
 """Prompts whose outputs are compared in each band, at least: on the way up, and down again."""
 
+REQUESTS_PER_STREAM = 4
+"""Arrivals of the swinging open loop for every request in flight at its peak: enough that the
+number in flight follows the rate up and down."""
 
-def windows(spec: Spec, arm: Arm, *, round: int, first: bool) -> list[Window]:
+
+def swings(spec: Spec, arms: Sequence[Arm]) -> bool:
+    """Say whether a run measures an open loop that crosses boundaries."""
+    thorough_enough = spec.experiment.effort is not Effort.QUICK
+    return thorough_enough and any(_crossings(arm, spec.load.points) for arm in arms)
+
+
+def swing(spec: Spec, arms: Sequence[Arm], launches: Sequence[Launch]) -> Offered | None:
+    """Return the offered load whose requests in flight cross every boundary between load points.
+
+    Held load at n in flight ends so many requests per second; as many arrivals per second put
+    about n in flight. The incumbent's first launch tells the rates of the lowest and the highest
+    load point, so that they are the same for all arms and rounds.
+
+    Args:
+        spec: The question.
+        arms: Its arms.
+        launches: Launches of earlier rounds.
+
+    Returns:
+        The rates, or None: in Quick, before the incumbent was measured, where its rate does not
+        rise with the load, and where no candidate changes K between the load points.
+    """
+    if not swings(spec, arms):
+        return None
+    points = sorted(spec.load.points)
+    evidence = Evidence(spec, launches)
+    for launch in evidence.of(INCUMBENT)[:1]:
+        rates = []
+        for at in (points[0], points[-1]):
+            held = evidence.at(launch, Place(evidence.rate, at))
+            seconds = sum(cell.window_seconds for cell in held)
+            if seconds:
+                rates.append(float(f"{sum(cell.completed for cell in held) / seconds:.3g}"))
+        if len(rates) == 2 and 0 < rates[0] < rates[1]:
+            return Offered(*rates)
+    return None
+
+
+def windows(
+    spec: Spec, arm: Arm, *, round: int, first: bool, swing: Offered | None = None
+) -> list[Window]:
     """Return what a launch measures: the same for all arms of a round, in the same order.
 
     Args:
@@ -26,15 +70,12 @@ def windows(spec: Spec, arm: Arm, *, round: int, first: bool) -> list[Window]:
         arm: Arm; it decides the planned tokens and, in Standard and Thorough, the crossings.
         round: Round of the launch, from 1; it decides the order and the prompts.
         first: Whether it is the arm's first launch, which measures every crossing.
+        swing: Offered load that crosses the boundaries, once it is known.
     """
     load, effort = spec.load, spec.experiment.effort
     points = shuffled(set(load.points), spec.experiment.seed, "points", round)
-    named = {
-        (at, requirement.category)
-        for requirement in requirements(spec.bar)
-        for at in requirement.at or points
-        if requirement.category is not None
-    }
+    asked = [place for each in requirements(spec.bar) for place in places(spec, each)]
+    named = {(p.at, p.category) for p in asked if p.category is not None and p.at is not None}
     contexts = None
     if load.prompts is None:
         contexts = (load.prompt_tokens, load.prompt_tokens + load.output_tokens)
@@ -55,6 +96,7 @@ def windows(spec: Spec, arm: Arm, *, round: int, first: bool) -> list[Window]:
                         requests=load.requests,
                     )
                 )
+    found.extend(_open(spec, arm, round, base, swing))
     outputs = Window(
         cell=f"r{round}-equivalence-s{spec.experiment.seed}",
         profile=Profile(kind="equivalence", steps=_staircase(spec, arm.max_num_seqs)),
@@ -106,6 +148,39 @@ def _staircase(spec: Spec, max_num_seqs: int) -> list[list[int]]:
         for before, level in zip([0, *levels], levels, strict=False)
     ]
     return up + [[level, PROMPTS_DOWN] for level in reversed(levels[:-1])]
+
+
+def _open(spec: Spec, arm: Arm, round: int, seed: int, swing: Offered | None) -> Iterable[Window]:
+    """Yield the open-loop windows: the offered loads of the spec, and the one that swings."""
+    rates = sorted(set(spec.load.requests_per_second or ()))
+    named: dict[Offered, list[str | None]] = {Offered(rate, rate): [None] for rate in rates}
+    for each in requirements(spec.bar):
+        for place in places(spec, each):
+            if place.offered is not None and place.category is not None:
+                named[place.offered].append(place.category)
+    for load, categories in named.items():
+        for category in dict.fromkeys(categories):
+            middle = f"open{load.low:g}" + (f"-{category}" if category else "")
+            yield Window(
+                cell=f"r{round}-{middle}-s{seed}",
+                profile=Profile(kind="open", requests_per_second=load.low),
+                category=category,
+                tokens=None if arm.boundaries() else arm.tokens(1),
+                seed=seed,
+                requests=spec.load.requests,
+            )
+    if swing is not None:
+        yield Window(
+            cell=f"r{round}-swing-s{seed}",
+            profile=Profile(
+                kind="open",
+                requests_per_second=swing.low,
+                peak_requests_per_second=swing.peak,
+            ),
+            tokens=None if arm.boundaries() else arm.tokens(1),
+            seed=seed,
+            requests=max(spec.load.requests, REQUESTS_PER_STREAM * max(spec.load.points)),
+        )
 
 
 def _crossings(arm: Arm, points: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -5,9 +5,13 @@ up sending for tens of milliseconds. Series of several engines (data parallel ra
 """
 
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from specschedule.vllm_facts.metrics import (
+    ACCEPTED_BY_POSITION,
     ACCEPTED_TOKENS,
     DRAFT_TOKENS,
     DRAFTS,
@@ -23,6 +27,7 @@ COUNTERS = (
     DRAFTS,
     DRAFT_TOKENS,
     ACCEPTED_TOKENS,
+    ACCEPTED_BY_POSITION,
     OUTPUT_TOKENS,
     PREEMPTIONS,
     PREFIX_QUERIES,
@@ -30,6 +35,8 @@ COUNTERS = (
     ENDED,
 )
 _ABORTED = 'finished_reason="abort"'
+
+_POSITION = re.compile(r'[{,]position="(\d+)"')
 
 Sample = dict[str, dict[str, float]]
 """Value by family and by the label text of the series."""
@@ -42,6 +49,8 @@ class EngineDelta:
     drafts: int | None = None
     draft_tokens: int | None = None
     accepted_tokens: int | None = None
+    accepted_by_position: list[int] | None = None
+    """From the first draft position, summed over engines."""
     output_tokens: int | None = None
     preemptions: int | None = None
     prefix_queries: int | None = None
@@ -79,6 +88,17 @@ def running(sample: Sample) -> float | None:
     return total(sample, RUNNING)
 
 
+def over(readings: Sequence[Sample]) -> EngineDelta:
+    """Return what happened from the first reading to the last, at least two.
+
+    Those between must rise too: of several processes that answer in turn, the first and the last
+    reading alone may look like one.
+    """
+    delta = difference(readings[0], readings[-1])
+    faults = (difference(before, after).fault for before, after in pairwise(readings))
+    return replace(delta, fault=delta.fault or next(filter(None, faults), None))
+
+
 def difference(before: Sample, after: Sample) -> EngineDelta:
     """Return what happened between two readings.
 
@@ -106,6 +126,7 @@ def difference(before: Sample, after: Sample) -> EngineDelta:
         drafts=delta(DRAFTS),
         draft_tokens=delta(DRAFT_TOKENS),
         accepted_tokens=delta(ACCEPTED_TOKENS),
+        accepted_by_position=_by_position(before, after),
         output_tokens=delta(OUTPUT_TOKENS),
         preemptions=delta(PREEMPTIONS),
         prefix_queries=delta(PREFIX_QUERIES),
@@ -113,3 +134,18 @@ def difference(before: Sample, after: Sample) -> EngineDelta:
         aborted=delta(ENDED, _ABORTED),
         fault=fault,
     )
+
+
+def _by_position(before: Sample, after: Sample) -> list[int] | None:
+    """Return the tokens accepted at each draft position; None where a position is missing."""
+    first = before.get(ACCEPTED_BY_POSITION, {})
+    grown: dict[int, float] = {}
+    for labels, value in after.get(ACCEPTED_BY_POSITION, {}).items():
+        position = _POSITION.search(labels)
+        if position is None:
+            return None
+        at = int(position[1])
+        grown[at] = grown.get(at, 0.0) + max(0.0, value - first.get(labels, 0.0))
+    if not grown or sorted(grown) != list(range(len(grown))):
+        return None
+    return [round(grown[at]) for at in range(len(grown))]

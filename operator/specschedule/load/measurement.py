@@ -14,7 +14,7 @@ from specschedule.load.steadiness import Throughput
 from specschedule.load.windows import Meter, Occupancy, Tally, cell, missed
 
 SAMPLE_SECONDS = 2.0
-"""How often the engine's running gauge is read while a window is open."""
+"""How often the engine's metrics are read while a window is open."""
 BEAT_SECONDS = 0.05
 """How often the load process checks that it is not held up."""
 
@@ -57,6 +57,8 @@ class Measurement:
         self._occupancy: Occupancy | None = None
         self._share: float | None = None
         self._readings: list[asyncio.Task[engine_metrics.Sample | None]] = []
+        self._between: list[engine_metrics.Sample] = []
+        """What the engine said while the window was open."""
         self._sampler: asyncio.Task[None] | None = None
 
     def tokens(self, now: float, count: int) -> None:
@@ -129,7 +131,7 @@ class Measurement:
         self._note_running(after)
         delta = None
         if before is not None and after is not None:
-            delta = engine_metrics.difference(before, after)
+            delta = engine_metrics.over([before, *self._between, after])
         else:
             self.notes.append("the engine's /metrics could not be read")
         return self._cell(engine=delta, left_out=left_out, outputs=outputs, void=void)
@@ -168,9 +170,13 @@ class Measurement:
             return None
 
     async def _sample(self) -> None:
+        await asyncio.wait(self._readings[:1])
         while True:
             await asyncio.sleep(SAMPLE_SECONDS)
-            self._note_running(await self._read())
+            sample = await self._read()
+            self._note_running(sample)
+            if sample is not None:
+                self._between.append(sample)
 
     def _note_running(self, sample: engine_metrics.Sample | None) -> None:
         running = engine_metrics.running(sample) if sample else None

@@ -233,6 +233,7 @@ def cell(
         drafts=engine.drafts if engine else None,
         draft_tokens=engine.draft_tokens if engine else None,
         accepted_tokens=engine.accepted_tokens if engine else None,
+        accepted_by_position=engine.accepted_by_position if engine else None,
         engine_output_tokens=engine.output_tokens if engine else None,
         preemptions=engine.preemptions if engine else None,
         batch_size_mean=round(float(np.mean(meter.running)), 3) if meter.running else None,

@@ -6,6 +6,7 @@ from typing import Any
 from specschedule.core.observed import ServerFacts, Unreadable
 from specschedule.vllm_facts.editing import ArgumentEdit, edited_container, with_speculative
 from specschedule.vllm_facts.flags import (
+    COMPILATION,
     KNOWN_KEYS,
     Flag,
     FlagError,
@@ -143,7 +144,7 @@ def _facts(
         return given[-1] if given else None
 
     kv_transfer = json_object(flags, "--kv-transfer-config") or {}
-    compilation = json_object(flags, "--compilation-config") or {}
+    compilation = json_object(flags, COMPILATION) or {}
     attention = json_object(flags, "--attention-config") or {}
     max_model_len = text("--max-model-len")
     role = kv_transfer.get("kv_role")

@@ -12,9 +12,12 @@ from typing import Any, Literal
 
 from specschedule.core.observed import Unreadable
 from specschedule.vllm_facts.flags import (
+    COMPILATION,
     SPECULATIVE,
     Flag,
     FlagError,
+    canonical_head,
+    json_object,
     scan,
     speculative_flags,
     speculative_of,
@@ -43,7 +46,7 @@ def with_speculative(
     container: Mapping[str, Any],
     speculative: Mapping[str, Any] | None,
     *,
-    extra: Sequence[str] = (),
+    graph_mode: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ArgumentEdit | Unreadable:
     """Return the edit that gives the server exactly this speculative config.
@@ -52,17 +55,18 @@ def with_speculative(
         container: The container of the pod template, one that ``read_container`` reads: what a
             ``--config`` file holds is checked there.
         speculative: The config; None takes the argument away in all its forms.
-        extra: Further arguments to add at the end.
+        graph_mode: ``cudagraph_mode`` to add to the compilation config; None leaves that alone.
         environment: As for ``read_container``.
     """
     launch = launch_of(container, environment)
     if isinstance(launch, Unreadable):
         return launch
     try:
+        extra = _compilation(launch, graph_mode) if graph_mode is not None else []
         edited = _edit(container, launch, speculative, extra)
         if isinstance(edited, Unreadable):
             return edited
-        return _proven(container, launch, edited, speculative, extra, environment)
+        return _proven(container, launch, edited, speculative, extra, graph_mode, environment)
     except FlagError as error:
         return refuse(container, "UnsupportedArgumentForm", str(error))
 
@@ -75,6 +79,19 @@ def edited_container(container: Mapping[str, Any], edit: ArgumentEdit) -> dict[s
     else:
         changed.pop(edit.field, None)
     return changed
+
+
+def _compilation(launch: Launch, graph_mode: str) -> list[str]:
+    """Return arguments that, added at the end, change nothing but the graph mode.
+
+    In vLLM the last whole form counts, and dotted forms replace whole ones altogether.
+    """
+    flags = [flag for flag in scan(launch.tokens) if flag.name == COMPILATION]
+    dotted = [canonical_head(flag) for flag in flags if flag.path]
+    if dotted:
+        return [f"{list(dict.fromkeys(dotted))[-1]}.cudagraph_mode={graph_mode}"]
+    own = json_object(flags, COMPILATION) or {}
+    return [COMPILATION, write_json(own | {"cudagraph_mode": graph_mode})]
 
 
 @dataclass(frozen=True)
@@ -276,14 +293,19 @@ def _proven(
     edit: ArgumentEdit,
     speculative: Mapping[str, Any] | None,
     extra: Sequence[str],
+    graph_mode: str | None,
     environment: Mapping[str, str] | None,
 ) -> ArgumentEdit | Unreadable:
     """Read the edited container again: the config is the wanted one, all else is as it was."""
     again = launch_of(edited_container(container, edit), environment)
     if isinstance(again, Launch):
         wanted = None if speculative is None else dict(speculative)
-        if speculative_of(scan(again.tokens)) == wanted and _others(again, extra) == _others(
-            launch, ()
+        flags = scan(again.tokens)
+        compiled = json_object(flags, COMPILATION) or {}
+        if (
+            speculative_of(flags) == wanted
+            and _others(again, extra) == _others(launch, ())
+            and graph_mode in (None, compiled.get("cudagraph_mode"))
         ):
             return edit
     return refuse(

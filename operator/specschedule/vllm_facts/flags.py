@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 SPECULATIVE = "--speculative-config"
+COMPILATION = "--compilation-config"
 SPECULATIVE_PARTS = {
     "--spec-method": "method",
     "--spec-model": "model",

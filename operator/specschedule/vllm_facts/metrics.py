@@ -4,6 +4,7 @@ A renamed metric returns nothing and raises nothing, so names stand here only an
 release says which of them exist.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,20 +12,30 @@ CACHE_CONFIG = "vllm:cache_config_info"
 DRAFTS = "vllm:spec_decode_num_drafts"
 DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens"
 ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens"
+ACCEPTED_BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 OUTPUT_TOKENS = "vllm:generation_tokens"
 PREEMPTIONS = "vllm:num_preemptions"
 PREFIX_QUERIES = "vllm:prefix_cache_queries"
 PREFIX_HITS = "vllm:prefix_cache_hits"
 ENDED = "vllm:request_success"
 """Requests that ended, by ``finished_reason``; the name notwithstanding, aborted ones too."""
+PROMPT_LENGTHS = "vllm:request_prompt_tokens"
+OUTPUT_LENGTHS = "vllm:request_generation_tokens"
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 
-FAMILIES = (
+TTFT = "vllm:time_to_first_token_seconds"
+TPOT = "vllm:request_time_per_output_token_seconds"
+E2E = "vllm:e2e_request_latency_seconds"
+HISTOGRAMS = {"ttft": TTFT, "tpot": TPOT, "e2e": E2E}
+"""Histogram of one value per request, in seconds, by the limit of the SLO that it answers."""
+
+_SCALARS = (
     CACHE_CONFIG,
     DRAFTS,
     DRAFT_TOKENS,
     ACCEPTED_TOKENS,
+    ACCEPTED_BY_POSITION,
     OUTPUT_TOKENS,
     PREEMPTIONS,
     PREFIX_QUERIES,
@@ -33,6 +44,7 @@ FAMILIES = (
     RUNNING,
     WAITING,
 )
+FAMILIES = (*_SCALARS, *HISTOGRAMS.values(), PROMPT_LENGTHS, OUTPUT_LENGTHS)
 """Families as they stand in a ``# TYPE`` line; counters end in ``_total`` in their samples."""
 
 
@@ -87,9 +99,24 @@ def read_metrics(text: str) -> Scrape:
     )
 
 
-def _samples(text: str) -> Samples:
-    """Return the samples of the families read here; a page's other families cost time only."""
-    wanted = tuple(FAMILIES)
+def read_histogram(text: str, family: str) -> dict[float, float]:
+    """Return cumulative counts by upper edge, summed over engines; empty where there are none."""
+    counts: dict[float, float] = {}
+    name = f"{family}_bucket"
+    for labels, value in _samples(text, (name,)).get(name, []):
+        edge = float(labels["le"])
+        counts[edge] = counts.get(edge, 0.0) + value
+    return counts
+
+
+def histograms_in(text: str) -> list[str]:
+    """Return the names of vLLM's histograms in a scrape."""
+    pattern = r"^# TYPE (vllm:\S+) histogram$"
+    return re.findall(pattern, text, re.MULTILINE)
+
+
+def _samples(text: str, wanted: tuple[str, ...] = _SCALARS) -> Samples:
+    """Return the samples of some families; a page's other families cost time only."""
     lines = [
         line
         for line in text.splitlines()
@@ -103,7 +130,7 @@ def _samples(text: str) -> Samples:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):
             for sample in family.samples:
                 name = sample.name.removesuffix("_total")
-                if not sample.name.endswith("_created") and name in FAMILIES:
+                if not sample.name.endswith("_created") and name in wanted:
                     found.setdefault(name, []).append((dict(sample.labels), float(sample.value)))
     except (ValueError, KeyError, IndexError):
         return {}

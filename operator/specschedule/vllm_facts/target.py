@@ -89,6 +89,7 @@ def target_facts(
         can_roll=impossible,
         roll_unchecked=unchecked,
         boot_seconds=_boot_seconds(pods, name),
+        pods=sorted(str(mapping(pod.get("metadata")).get("name")) for pod in pods),
     )
 
 

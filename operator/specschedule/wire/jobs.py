@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from specschedule.core.compare import offered
 from specschedule.core.observed import VisitFacts
 from specschedule.core.visit import (
     CellClosed,
@@ -91,11 +92,15 @@ def visit_facts(
 def longest_seconds(visit: Visit) -> int:
     """Return the seconds after which a visit cannot be alive any more.
 
-    Each window is as many waves of requests as its load needs, plus one before and one after.
+    Each window is as many waves of requests as its load needs, plus one before and one after; an
+    open loop lasts as long as its arrivals do.
     """
     seconds = visit.warm_up_timeout + 2 * visit.scrape_timeout + 120
     for window in visit.windows:
         in_flight = window.profile.concurrency or 1
+        if (arrivals := offered(window.profile)) is not None:
+            seconds += window.requests / arrivals.mean + 2 * visit.request_timeout
+            continue
         steps = window.profile.steps or [[in_flight, window.requests]]
         seconds += (waves(steps) + 2) * visit.request_timeout
     return int(seconds)

@@ -121,6 +121,8 @@ def trial_pod(
     }
     if priority_class:
         pod["priorityClassName"] = priority_class
+    if node := trial["spec"].get("node"):
+        _prefer(pod, node)
     template_annotations = (template.get("metadata") or {}).get("annotations") or {}
     annotations = {
         **{k: v for k, v in template_annotations.items() if not k.startswith(_ENROLLING)},
@@ -232,6 +234,14 @@ def visit_job(
             },
         },
     }
+
+
+def _prefer(pod: dict[str, Any], node: str) -> None:
+    """Ask for a node above all preferences that the template has, and insist on nothing."""
+    affinity = pod.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    wishes = affinity.setdefault("preferredDuringSchedulingIgnoredDuringExecution", [])
+    named = {"key": "metadata.name", "operator": "In", "values": [node]}
+    wishes.append({"weight": 100, "preference": {"matchFields": [named]}})
 
 
 def _child_metadata(

@@ -79,13 +79,13 @@ def _each(field: str, change: Callable[[Status], Status]) -> Callable[[Status], 
 
 
 def _floors_of_the_bar(status: Status) -> Status:
-    named = {
-        (bar.get("metric"), bar.get("at"), bar.get("category"))
-        for verdict in status.get("verdict", [])
-        for bar in verdict.get("bars", [])
-    }
+    def place(entry: Status) -> tuple[Any, ...]:
+        return tuple(entry.get(k) for k in ("metric", "at", "requestsPerSecond", "category"))
+
+    bars = [bar for verdict in status.get("verdict", []) for bar in verdict.get("bars", [])]
+    named = {place(bar) for bar in bars}
     floors = status.get("noiseFloor", [])
-    kept = [f for f in floors if (f.get("metric"), f.get("at"), f.get("category")) in named]
+    kept = [floor for floor in floors if place(floor) in named]
     return status | {"noiseFloor": kept} if kept != floors else status
 
 

@@ -194,7 +194,7 @@ class Actor:
             raise Conflict("the target's arguments changed since the launch was planned")
         arguments = None
         if not plan.unchanged:
-            edit = self._edit(schedule, deployment, plan.speculative)
+            edit = self._edit(schedule, deployment, plan.speculative, plan.graph_mode)
             arguments = edit.field, edit.new
         pod = manifests.trial_pod(
             deployment,
@@ -263,14 +263,20 @@ class Actor:
         return deployment
 
     def _edit(
-        self, schedule: Object, deployment: Object, speculative: Mapping[str, Any] | None
+        self,
+        schedule: Object,
+        deployment: Object,
+        speculative: Mapping[str, Any] | None,
+        graph_mode: str | None = None,
     ) -> ArgumentEdit:
         pod_spec = deployment["spec"]["template"]["spec"]
         container = find_container(pod_spec, container_name(schedule))
         if isinstance(container, Unreadable):
             raise Refused(container.message)
         environment = self._environment(deployment, container)
-        edit = with_speculative(container, speculative, environment=environment)
+        edit = with_speculative(
+            container, speculative, graph_mode=graph_mode, environment=environment
+        )
         if isinstance(edit, Unreadable):
             raise Refused(edit.message)
         return edit

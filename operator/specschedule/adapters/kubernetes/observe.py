@@ -81,11 +81,18 @@ class Observer:
         schedule = schedule_facts(mine)
         spec = schedule.spec if isinstance(schedule.spec, Spec) else None
         url = spec.prometheus.url if spec and spec.prometheus else self._prometheus_url
+        target, metrics = self.target(mine), self._metrics.check(url)
+        trials = self._trials(key.namespace, schedule.uid, url)
+        serving = None
+        launching = all(trial.status.ended_at is not None for trial in trials)
+        if url and metrics.available and launching and isinstance(target, TargetFacts):
+            serving = self._metrics.serving(url, namespace=key.namespace, pods=target.pods)
         return Observed(
             schedule=schedule,
-            target=self.target(mine),
-            trials=self._trials(key.namespace, schedule.uid, url),
-            metrics=self._metrics.check(url),
+            target=target,
+            trials=trials,
+            metrics=metrics,
+            serving=serving,
             prompts=self._prompts(key.namespace, spec) if spec else None,
             other_run=_ahead(schedules, mine),
         )

@@ -1,0 +1,148 @@
+"""Attainment: the share of offered requests that are good, at an offered load."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from specschedule.core.judge import Judgement
+from specschedule.core.verdict import BarResult
+
+from .recorded import Run, cell, spec_of
+
+LOAD = {"points": [8], "requestsPerSecond": [4, 2.5]}
+ATTAINS = [{"metric": "attainment", "by": "10%"}]
+STANDARD = {"experiment": {"effort": "Standard"}}
+
+
+def window(good: int, rate: float, peak: float | None = None, **more: Any) -> dict[str, Any]:
+    """One open-loop window of 100 requests."""
+    profile: dict[str, Any] = {"kind": "open", "requestsPerSecond": rate}
+    if peak is not None:
+        profile["peakRequestsPerSecond"] = peak
+    return {
+        "cell": f"open{rate:g}-{peak or 'steady'}",
+        "profile": profile,
+        "windowSeconds": 100 / rate,
+        "offered": 100,
+        "completed": 100,
+        "good": good,
+        **more,
+    }
+
+
+def bars(judgement: Judgement, *kinds: str) -> list[BarResult]:
+    return [bar for bar in judgement.verdicts[0].bars if bar.kind in kinds]
+
+
+def test_attainment_is_a_difference_of_proportions_at_every_offered_load() -> None:
+    run = Run(spec_of(load=LOAD, improve=ATTAINS))
+    for number in (1, 2, 3):
+        for arm, good in (("incumbent", (80, 60)), ("candidate-card", (95, 80))):
+            open_loops = [window(good[0], 2.5), window(good[1], 4)]
+            run.add(arm, number, [cell(8, 100.0), *open_loops])
+    slow, fast = bars(run.judge(), "improve")
+    assert (slow.requests_per_second, slow.answer, slow.change) == (
+        2.5,
+        "Met",
+        pytest.approx(0.15),
+    )
+    assert (fast.requests_per_second, fast.answer, fast.change) == (4, "Met", pytest.approx(0.2))
+    assert slow.at is None
+    assert slow.incumbent == pytest.approx(0.8)
+    assert "attainment at 2.5 requests/s" in slow.message
+
+
+def test_a_held_load_says_nothing_about_attainment() -> None:
+    run = Run(spec_of(load=LOAD, improve=ATTAINS))
+    for number in (1, 2, 3):
+        for arm, good in (("incumbent", 800), ("candidate-card", 950)):
+            run.add(arm, number, [cell(8, offered=1000, completed=1000, good=good)])
+    judgement = run.judge()
+    assert judgement.outcome == "Inconclusive"
+    assert {bar.reason for bar in bars(judgement, "improve")} == {"MetricMissing"}
+
+
+def test_errors_and_late_requests_lower_attainment_alike() -> None:
+    run = Run(spec_of(load=LOAD, improve=ATTAINS))
+    failing = {"completed": 70, "failed": 30}
+    for number in (1, 2, 3):
+        run.add("incumbent", number, [cell(8, 1.0), window(90, 4), window(90, 2.5)])
+        candidate = [window(70, 4, **failing), window(70, 2.5, **failing)]
+        run.add("candidate-card", number, [cell(8, 1.0), *candidate])
+    assert {bar.answer for bar in bars(run.judge(), "improve")} == {"Lost"}
+
+
+def swinging(goods: Sequence[tuple[int | None, int | None]]) -> Run:
+    """Rounds that gain 10 % goodput; from the second on with an open loop of 1 to 6 requests/s."""
+    run = Run(spec_of(points=(8,), improve=[{"at": [8], "by": "5%"}], **STANDARD))
+    for number, (ours, theirs) in enumerate(goods, start=1):
+        level = 1000 * (1 + 0.005 * (number % 2))
+        both: list[tuple[str, float, int | None]] = [
+            ("incumbent", level, theirs),
+            ("candidate-card", 1.1 * level, ours),
+        ]
+        for arm, rate, good in both if number % 2 else both[::-1]:
+            more = [] if good is None else [window(good, 1, 6)]
+            run.add(arm, number, [cell(8, rate), *more])
+    return run
+
+
+NONE_YET = (None, None)
+
+
+@pytest.mark.parametrize(
+    ("claim", "goods", "expected"),
+    [
+        ("as good as before", [NONE_YET, *[(98, 97)] * 5], ("Better", "Met", "NoLossShown")),
+        (
+            "requests are lost where K changes under way",
+            [NONE_YET, *[(70, 98)] * 5],
+            ("Worse", "Lost", "LossShown"),
+        ),
+        (
+            "the candidate's windows are missing",
+            [NONE_YET, *[(None, 98)] * 5],
+            ("Inconclusive", "Unproven", "MetricMissing"),
+        ),
+        (
+            "two of five are missing",
+            [NONE_YET, (98, 97), (None, 98), (98, 97), (None, 98), (98, 97)],
+            ("Inconclusive", "Unproven", "MetricMissing"),
+        ),
+    ],
+)
+def test_an_open_loop_across_the_boundaries_must_show_no_loss(
+    claim: str, goods: Sequence[tuple[int | None, int | None]], expected: tuple[str, ...]
+) -> None:
+    verdict = swinging(goods).judge().verdicts[0]
+    (bar,) = [bar for bar in verdict.bars if bar.peak_requests_per_second == 6]
+    assert (verdict.verdict, bar.answer, bar.reason) == expected, claim
+    assert bar.requests_per_second == 1
+    assert bar.kind == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("claim", "load", "requirement", "words"),
+    [
+        (
+            "no offered load",
+            {"points": [8]},
+            {"metric": "attainment", "by": "5%"},
+            "set load.requestsPerSecond",
+        ),
+        (
+            "at requests in flight",
+            LOAD,
+            {"metric": "attainment", "at": [8], "by": "5%"},
+            "leave at out",
+        ),
+        ("a rate of 0", {**LOAD, "requestsPerSecond": [0]}, {"by": "5%"}, "greater than 0"),
+    ],
+)
+def test_attainment_without_an_offered_load_is_refused(
+    claim: str, load: dict[str, Any], requirement: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValidationError, match=words):
+        spec_of(load=load, improve=[requirement])
