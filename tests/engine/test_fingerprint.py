@@ -124,7 +124,6 @@ def test_the_device_is_told_where_there_is_one() -> None:
         "gpuCapability": "9.0",
     }
     cuda.is_available = lambda: False
-    torch.version.cuda = None
     assert device_facts(torch) == {"torchVersion": "2.11"}
 
 

@@ -31,6 +31,7 @@ from specschedule.engine import deliver, inband, selftest, settings
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
+SCHEDULED = Path(__file__).with_name("scheduled.py")
 BOOT_SECONDS = 300.0
 EVERY_K = [[1, 4, 4], [5, 8, 3], [9, 12, 2], [13, 14, 1], [15, 16, 0]]
 LIMITS = {"max_tokens": 4, "max_num_seqs": 16}
@@ -129,13 +130,15 @@ def wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
             time.sleep(0.5)
         finally:
             connection.close()
-    pytest.fail("vLLM did not start:\n" + log.read_text(errors="replace")[-4000:])
+    said = log.read_text(errors="replace").splitlines()
+    told = [line for line in said if "Error" in line] + said[-10:]
+    pytest.fail("vLLM did not start:\n" + "\n".join(told))
 
 
 @pytest.fixture(scope="module")
 def probe(engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Booted]:
     arguments = [
-        "--scheduler-cls=specschedule.engine.probe.AsyncProbeScheduler",
+        "--scheduler-cls=specschedule.engine.probe.ProbeScheduler",
         "--worker-extension-cls=specschedule.engine.fingerprint.Fingerprint",
         "--enable-logging-iteration-details",
         "--cudagraph-metrics",
@@ -278,9 +281,10 @@ def test_the_fingerprint_is_the_workers_own(probe: Booted) -> None:
     assert facts == {
         "modelRunner": "V1",
         "graphMode": "NONE",
+        "capturedSizes": [],
         "attentionBackend": "CPU_ATTN",
         "drafter": "DraftModelProposer",
-        "asyncScheduling": True,
+        "asyncScheduling": False,
         "schedule": EVERY_K,
         "numSpeculativeTokens": 4,
         "enforceEager": True,
@@ -322,7 +326,7 @@ def by_context(
 ) -> Iterator[Booted]:
     folder = tmp_path_factory.mktemp("context")
     (folder / "rows.json").write_text(json.dumps(BY_CONTEXT))
-    arguments = ["--scheduler-cls=specschedule.engine.context.AsyncContextScheduler"]
+    arguments = ["--scheduler-cls=specschedule.engine.context.ContextScheduler"]
     variables = {settings.TABLE: str(folder / "rows.json")}
     with booted(engine, folder, arguments, variables) as server:
         yield server
@@ -360,7 +364,11 @@ def test_five_number_rows_run_at_every_step_of_the_real_engine(
         name = "vllm:spec_decode_num_draft"
         drafts = after[f"{name}s_total"] - counted[f"{name}s_total"]
         tokens = after[f"{name}_tokens_total"] - counted[f"{name}_tokens_total"]
-        assert {tokens / drafts} == planned
+        verified = [line["verified"] for line in lines if line.get("verified")]
+        assert (drafts, tokens) == (len(verified), sum(verified))
+        # The prompt's own step stands at context 0: the drafts after it are a short context's.
+        assert lines[0]["tokens"] == table.tokens(1, 0)
+        assert {*verified[1:]} == planned
         contexts = [line["context"] for line in lines if line["decodes"]]
         assert contexts[0] == lengths[0]
         assert contexts == sorted(contexts)
@@ -370,3 +378,30 @@ def test_five_number_rows_run_at_every_step_of_the_real_engine(
         assert both
         assert all(mean <= each <= mean + 50 for each in both), "prompts and 40 tokens of output"
     assert selftest.facts(page)["finding"] is None
+
+
+def test_with_two_steps_in_flight_every_step_follows_the_table_too(
+    engine: dict[str, Any], tmp_path: Path
+) -> None:
+    deliver.deliver(tmp_path)
+    (tmp_path / "rows.json").write_text(json.dumps(BY_CONTEXT))
+    variables = {"PYTHONPATH": str(tmp_path), settings.TABLE: str(tmp_path / "rows.json")}
+    said = subprocess.check_output(
+        [engine["python"], SCHEDULED, engine["model"], engine["drafter"]],
+        env={**os.environ, **engine["env"], **variables},
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    *lines, end = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    table = effective(BY_CONTEXT, **LIMITS)
+    last: dict[str, int] = {}
+    for line in lines:
+        decoding = [computed for computed, prompt in line["before"].values() if computed >= prompt]
+        pool = decoding or [computed for computed, _ in line["before"].values()]
+        planned = table.tokens(len(line["before"]), sum(pool) // len(pool))
+        assert line["tokens"] == planned, line
+        for name, (computed, prompt) in line["before"].items():
+            assert line["drafts"][name] == (last[name] if computed >= prompt else 0), line
+        last |= dict.fromkeys(line["before"], planned)
+    assert {line["tokens"] for line in lines} == {0, 2, 4}
+    assert end["proof"]["finding"] is None

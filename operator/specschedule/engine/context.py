@@ -4,6 +4,9 @@
 where asynchronous scheduling is off (ngram). The server is started with three-number rows that
 name every K, and the table comes from the file that SPECSCHEDULE_TABLE names. Rows of three
 numbers there give what the engine's own lookup gives.
+
+The step that computes a lone prompt stands at context 0, so the first drafts after it are those
+of the shortest contexts, as in the pull request.
 """
 
 import os

@@ -77,13 +77,11 @@ def device_facts(torch: Any) -> dict[str, Any]:
     Args:
         torch: The module.
     """
-    facts: dict[str, Any] = {
-        "torchVersion": str(torch.__version__),
-        "cudaVersion": _at(torch, "version.cuda"),
-    }
+    facts: dict[str, Any] = {"torchVersion": str(torch.__version__)}
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         facts |= {
+            "cudaVersion": _at(torch, "version.cuda"),
             "gpu": str(properties.name),
             "gpuMemoryBytes": int(properties.total_memory),
             "gpuCapability": f"{properties.major}.{properties.minor}",
@@ -109,8 +107,7 @@ def _runner(runner: Any) -> str | None:
 def _graph_mode(dispatcher: Any, manager: Any, config: Any) -> str | None:
     """Return the mode that the runner resolved; the configured one only where it has none.
 
-    The dispatcher of the first runner says NONE until its keys are made, and they are never made
-    on a CPU.
+    The dispatcher of the first runner says NONE until its keys are made.
     """
     if manager is not None:
         mode = _at(manager, "cudagraph_mode")

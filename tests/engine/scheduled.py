@@ -1,0 +1,92 @@
+"""Drives vLLM's asynchronous scheduler with ours on top, two steps in flight, without a model.
+
+Run by vLLM's own Python: MODEL and DRAFTER as arguments, the table's file in the environment.
+The engine on a CPU schedules one step at a time, so this is where the other way is tried. Out:
+one JSON line per step, with what the scheduler stood at before it, read from vLLM's requests.
+"""
+
+import json
+import random
+import sys
+from collections import deque
+
+import torch
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from specschedule.engine.context import AsyncContextScheduler
+
+BLOCKS, BLOCK_SIZE = 2000, 16
+EVERY_K = [[1, 4, 4], [5, 8, 3], [9, 12, 2], [13, 14, 1], [15, 16, 0]]
+
+
+def made(model: str, drafter: str) -> AsyncContextScheduler:
+    speculative = {
+        "method": "draft_model",
+        "model": drafter,
+        "num_speculative_tokens": 4,
+        "num_speculative_tokens_per_batch_size": EVERY_K,
+    }
+    arguments = EngineArgs(
+        model=model,
+        speculative_config=speculative,
+        max_model_len=1024,
+        max_num_seqs=16,
+        dtype="float32",
+        enforce_eager=True,
+        enable_prefix_caching=False,
+    )
+    config = arguments.create_engine_config()
+    # The CPU platform turns it off; nothing of the platform is used here.
+    config.scheduler_config.async_scheduling = True
+    config.cache_config.num_gpu_blocks = BLOCKS
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    return AsyncContextScheduler(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], spec)]),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK_SIZE,
+        log_stats=True,
+    )
+
+
+def main() -> None:
+    chance = random.Random(7)
+    scheduler = made(*sys.argv[1:3])
+    for at, length in enumerate((20, 400, 24, 600, 30, 700)):
+        sampling = SamplingParams(max_tokens=20 + 12 * at, ignore_eos=True)
+        scheduler.add_request(Request(str(at), [5] * length, sampling, None))
+    flying: deque[tuple[object, ModelRunnerOutput]] = deque()
+    while scheduler.has_unfinished_requests() or flying:
+        before = {
+            name: (each.num_computed_tokens, each.num_prompt_tokens)
+            for name, each in scheduler.requests.items()
+        }
+        output = scheduler.schedule()
+        names = list(output.num_scheduled_tokens)
+        drafts = {n: len(output.scheduled_spec_decode_tokens.get(n, ())) for n in names}
+        if names:
+            line = {
+                "before": {name: before[name] for name in names},
+                "drafts": drafts,
+                "tokens": output.num_spec_tokens_to_schedule,
+            }
+            sys.stdout.write(json.dumps(line) + "\n")
+        # A decoding request yields one token and as many drafts as chance accepts.
+        done = {n: before[n][0] + output.num_scheduled_tokens[n] >= before[n][1] for n in names}
+        sampled = [[9] * (1 + chance.randint(0, drafts[n])) if done[n] else [] for n in names]
+        result = ModelRunnerOutput(names, {n: at for at, n in enumerate(names)}, sampled)
+        if names:
+            flying.append((output, result))
+        if flying and (len(flying) == 2 or not names):
+            scheduler.update_from_output(*flying.popleft())
+    sys.stdout.write(json.dumps({"proof": scheduler.planner.proof.plain()}) + "\n")
+
+
+main()
