@@ -41,6 +41,7 @@ FULL: dict[str, Any] = {
     "speculative": {"method": "eagle3", "model": "org/drafter"},
     "load": {
         "points": [1, 8, 16],
+        "requestsPerSecond": [0.5, 4],
         "prompts": {"configMap": "chat-prompts"},
         "promptTokens": 64,
         "outputTokens": 256,
@@ -53,7 +54,10 @@ FULL: dict[str, Any] = {
     },
     "bar": {
         "improve": [{"metric": "goodput", "at": [8, 16], "by": "15%"}],
-        "protect": [{"metric": "decodeRate", "at": [1], "category": "code", "within": "3%"}],
+        "protect": [
+            {"metric": "decodeRate", "at": [1], "category": "code", "within": "3%"},
+            {"metric": "attainment", "within": "3%"},
+        ],
         "elsewhere": {"maxLoss": "2.5%"},
         "minEffect": "4%",
         "rule": "EveryPair",
@@ -226,6 +230,11 @@ REFUSED = {
         changed("bar.protect", [{"at": [2]}]),
         "spec.bar.protect",
         "at names a load point that load.points lacks",
+    ),
+    "attainment without an offered load": (
+        changed("bar.protect", [{"metric": "attainment"}]),
+        "spec.bar.protect",
+        "attainment is judged at every load.requestsPerSecond",
     ),
     "a bar that asks for nothing": (
         changed("bar.improve", []),
