@@ -77,7 +77,7 @@ class Outputs(Reading):
     prompts: str
     """Digest of the requests; outputs are comparable only where it is the same."""
     unit: Literal["token", "character"]
-    """What the answers are made of: token ids with a space between them, or plain text where the
+    """What an answer is made of: token ids with a space between them, or plain text where the
     server tells no ids."""
     answers: list[str]
     """One answer per prompt."""
