@@ -65,4 +65,4 @@ bench-tuner: setup ## Regret and cost of the tuner, in virtual time
 	python tests/bench/bench_tuner.py
 
 bench-judge: setup ## False promotions and power of the judge, in virtual time
-	python tests/bench/bench_judge.py
+	python tests/bench/bench_judge.py --page docs/evidence/bench-judge.md
