@@ -55,7 +55,7 @@ def run(mark: Callable[[Key], None], namespaces: Sequence[str]) -> None:
 def _settings(*, namespaced: bool) -> kopf.OperatorSettings:
     """Kopf delivers events and writes nothing on its own; every wait has an end."""
     settings = kopf.OperatorSettings()
-    # A Role may not list namespaces and definitions, and named namespaces need neither.
+    # A Role may not list definitions, and named namespaces need none to be followed.
     settings.scanning.disabled = namespaced
     settings.posting.enabled = False
     settings.peering.standalone = True
