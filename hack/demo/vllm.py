@@ -20,6 +20,7 @@ def scenario(
     name: str = "vllm",
     points: Sequence[int] = (1, 4, 12),
     requests: int = 48,
+    output_tokens: int = 48,
 ) -> Scenario:
     """Return the real input: static K=4 serves, the candidate drafts less the busier it is.
 
@@ -39,7 +40,7 @@ def scenario(
             "points": list(points),
             "requests": requests,
             "promptTokens": 16,
-            "outputTokens": 48,
+            "outputTokens": output_tokens,
             "maxSendLag": "250ms",
         },
         bar={

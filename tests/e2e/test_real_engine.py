@@ -18,7 +18,9 @@ POINTS = [1, 12]
 @pytest.fixture(scope="module")
 def shown(stage: Stage):
     engine = vllm.engine_facts()
-    asked = vllm.scenario(engine["drafter"], name="vllm-test", points=POINTS, requests=20)
+    asked = vllm.scenario(
+        engine["drafter"], name="vllm-test", points=POINTS, requests=20, output_tokens=32
+    )
     stage.kubectl("delete", "namespace", asked.namespace, "--ignore-not-found", "--wait")
     vllm.serve(stage, asked, engine, replicas=1)
     yield vllm.demo.ask(stage, asked, vllm.NAME)
