@@ -50,7 +50,7 @@ def tier(item: pytest.Item) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if tier(item) == "e2e":
+        if tier(item) == "e2e" and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(E2E_SECONDS))
     # The real engine in pods comes last of all: it needs the machine for itself.
     items.sort(

@@ -9,7 +9,8 @@ import pytest
 from hack.demo import vllm
 from hack.demo.stage import Stage
 
-pytestmark = [pytest.mark.e2e, pytest.mark.vllm]
+# Seven launches, each with a boot of about a minute on a slow day.
+pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(2400)]
 
 SCHEDULE = [[1, 2, 2], [3, 6, 1], [7, 16, 0]]
 POINTS = [1, 12]
@@ -19,7 +20,7 @@ POINTS = [1, 12]
 def shown(stage: Stage):
     engine = vllm.engine_facts()
     asked = vllm.scenario(
-        engine["drafter"], name="vllm-test", points=POINTS, requests=20, output_tokens=32
+        engine["drafter"], name="vllm-test", points=POINTS, requests=20, output_tokens=16
     )
     stage.kubectl("delete", "namespace", asked.namespace, "--ignore-not-found", "--wait")
     vllm.serve(stage, asked, engine, replicas=1)
