@@ -46,10 +46,7 @@ SIM = [
         slo={"ttft": "1s", "tpot": "150ms"},
         load=LOAD,
         bar={
-            "improve": [
-                {"metric": "goodput", "at": [8], "by": "20%"},
-                {"metric": "goodput", "at": [16], "by": "30%"},
-            ],
+            "improve": [{"metric": "goodput", "at": [8, 16], "by": "20%"}],
             "protect": [{"metric": "decodeRate", "at": [1], "within": "10%"}],
         },
         experiment=QUICK,
