@@ -100,3 +100,15 @@ def test_bad_input_gets_one_clear_line(ask, tmp_path):
         assert found.exit_code == 2
         assert words in found.output
         assert len(found.output.strip().splitlines()) == 1
+
+
+def test_arms_that_the_gates_let_differ_may_differ_here_too(ask):
+    launches = [
+        trial("incumbent", 1, modelRunner="V1", graphMode="FULL_AND_PIECEWISE"),
+        trial("adaptive", 2, modelRunner="V2", graphMode="FULL_AND_PIECEWISE"),
+    ]
+    found = ask(launches, "-o", "json")
+    assert found.exit_code == 0, found.output
+    (only,) = json.loads(found.output)["differences"]
+    assert only["fact"] == "modelRunner"
+    assert "forbidden" not in only

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from specschedule.core import counters, receipts
-from specschedule.core.arms import ADAPTIVE, ADAPTIVE_KEY, PIECEWISE
+from specschedule.core.arms import ADAPTIVE_KEY
 from specschedule.core.compare import INCUMBENT, NONE, TWIN
 from specschedule.core.equivalence import output_equivalence
 from specschedule.core.evidence import Launch
@@ -43,9 +43,7 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
     silent = without_speculation(server)
     drafting = [each for each in counted if each.arm not in silent]
     without = [each for each in counted if each.arm in silent]
-    # Adaptive verification runs on model runner V2 with full graphs only, whatever the others do.
-    alike = [each for each in drafting if each.arm != ADAPTIVE]
-    in_own_mode = [each for each in alike if not each.arm.startswith(PIECEWISE)]
+    alike, in_own_mode = receipts.comparable(drafting)
     adapts = (INCUMBENT, TWIN) if (server.speculative or {}).get(ADAPTIVE_KEY) else ()
     planned = [each for each in alike if each.arm not in adapts]
     if not planned:

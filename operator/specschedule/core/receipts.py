@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from pydantic.alias_generators import to_camel
 
+from specschedule.core.arms import ADAPTIVE, PIECEWISE
 from specschedule.core.evidence import Launch, Receipt
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
 from specschedule.core.observed import ServerFacts
@@ -63,6 +64,15 @@ class Differing(Value):
     """Why the difference withholds promotion; None where it is only reported."""
 
 
+def comparable(drafting: Sequence[Launch]) -> tuple[list[Launch], list[Launch]]:
+    """Return the launches that must be the same engine, and those of them with the same graphs.
+
+    Adaptive verification runs on model runner V2 with full graphs only, whatever the others do.
+    """
+    alike = [each for each in drafting if each.arm != ADAPTIVE]
+    return alike, [each for each in alike if not each.arm.startswith(PIECEWISE)]
+
+
 def compared(spec: Spec, launches: Sequence[Launch], silent: Collection[str]) -> list[Differing]:
     """Return the facts in which launches differ, forbidden differences first.
 
@@ -71,7 +81,7 @@ def compared(spec: Spec, launches: Sequence[Launch], silent: Collection[str]) ->
         launches: Launches to compare.
         silent: Arms that run without speculation.
     """
-    drafting = [each for each in launches if each.arm not in silent]
+    alike, in_own_mode = comparable([each for each in launches if each.arm not in silent])
     found = []
     for fact in Receipt.model_fields:
         everywhere = _values(launches, fact)
@@ -80,9 +90,9 @@ def compared(spec: Spec, launches: Sequence[Launch], silent: Collection[str]) ->
         forbidden = None
         if fact in SAME_EVERYWHERE:
             forbidden = "all launches must agree"
-        elif fact in SAME_WHERE_DRAFTING and len(_values(drafting, fact)) > 1:
+        elif fact in SAME_WHERE_DRAFTING and len(_values(alike, fact)) > 1:
             forbidden = "all launches that draft must agree"
-        elif fact == "graph_mode" and graph_mode(spec, launches, drafting).answer == "Fail":
+        elif fact == "graph_mode" and graph_mode(spec, launches, in_own_mode).answer == "Fail":
             forbidden = f"spec.policy.graphMode is {spec.policy.graph_mode}"
         found.append(Differing(fact=to_camel(fact), values=everywhere, forbidden=forbidden))
     return sorted(found, key=lambda each: each.forbidden is None)

@@ -153,6 +153,7 @@ def _staircase(spec: Spec, max_num_seqs: int) -> list[list[int]]:
 def _open(spec: Spec, arm: Arm, round: int, seed: int, swing: Offered | None) -> Iterable[Window]:
     """Yield the open-loop windows: the offered loads of the spec, and the one that swings."""
     rates = sorted(set(spec.load.requests_per_second or ()))
+    tokens = None if arm.boundaries() else arm.tokens(1)
     named: dict[Offered, list[str | None]] = {Offered(rate, rate): [None] for rate in rates}
     for each in requirements(spec.bar):
         for place in places(spec, each):
@@ -165,7 +166,7 @@ def _open(spec: Spec, arm: Arm, round: int, seed: int, swing: Offered | None) ->
                 cell=f"r{round}-{middle}-s{seed}",
                 profile=Profile(kind="open", requests_per_second=load.low),
                 category=category,
-                tokens=None if arm.boundaries() else arm.tokens(1),
+                tokens=tokens,
                 seed=seed,
                 requests=spec.load.requests,
             )
@@ -177,7 +178,7 @@ def _open(spec: Spec, arm: Arm, round: int, seed: int, swing: Offered | None) ->
                 requests_per_second=swing.low,
                 peak_requests_per_second=swing.peak,
             ),
-            tokens=None if arm.boundaries() else arm.tokens(1),
+            tokens=tokens,
             seed=seed,
             requests=max(spec.load.requests, REQUESTS_PER_STREAM * max(spec.load.points)),
         )

@@ -203,10 +203,8 @@ class VisitRun:
             tally = self._counters.tallies[window.cell]
             measurement = Measurement(self._visit, window, tally, client, tasks)
             self._measurement = measurement
-            if window.profile.kind == "open":
-                cell = await self._open_window(measurement, client, tasks, streams, source)
-            elif window.profile.kind == "equivalence":
-                cell = await self._compared(measurement, client, tasks, streams, source)
+            if window.profile.kind in ("open", "equivalence"):
+                cell = await self._alone(measurement, client, tasks, streams, source)
             else:
                 client.on_sent = streams.sent
                 self._closed = Closed(measurement, streams, source, self._settling())
@@ -216,7 +214,7 @@ class VisitRun:
             gc.collect()
         await streams.stop()
 
-    async def _open_window(
+    async def _alone(
         self,
         measurement: Measurement,
         client: Client,
@@ -224,32 +222,18 @@ class VisitRun:
         streams: ClosedLoop,
         source: Source,
     ) -> Cell:
-        """Measure an open window, after the closed loop has ended."""
-        await self._alone(client, streams)
-        lead = max(3 * self._e2e, 0.0 if self._warm else self._shortest_warm_up())
-        self._opened_after(lead, steady=True)
-        return await Open(measurement, client, tasks, source, self._finished, lead=lead).run()
-
-    async def _compared(
-        self,
-        measurement: Measurement,
-        client: Client,
-        tasks: asyncio.TaskGroup,
-        streams: ClosedLoop,
-        source: Source,
-    ) -> Cell:
-        """Ask for the outputs that are compared between arms, after the closed loop has ended."""
-        await self._alone(client, streams)
-        self._opened_after(0.0, steady=True)
-        return await Equivalence(measurement, client, tasks, source, self._finished).run()
-
-    async def _alone(self, client: Client, streams: ClosedLoop) -> None:
-        """End the closed loop, and wait until a window may open."""
+        """Measure a window that sends requests of its own, after the closed loop has ended."""
         await streams.stop()
         client.on_sent = lambda record: None
         self._closed = None
         while not self._scraped():
             await asyncio.sleep(0.1)
+        if measurement.window.profile.kind == "equivalence":
+            self._opened_after(0.0, steady=True)
+            return await Equivalence(measurement, client, tasks, source, self._finished).run()
+        lead = max(3 * self._e2e, 0.0 if self._warm else self._shortest_warm_up())
+        self._opened_after(lead, steady=True)
+        return await Open(measurement, client, tasks, source, self._finished, lead=lead).run()
 
     def _settling(self) -> Settling:
         return Settling(
