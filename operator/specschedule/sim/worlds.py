@@ -121,10 +121,10 @@ _CONTEXT_ACCEPTANCE = (0.75, 0.5, 0.35)
 
 
 # Drafting and per-token costs chosen for a two-core machine that serves several simulated engines
-# at once: steps of 15 to 135 ms, so that the cost of HTTP is small against them.
+# at once: steps of 10 to 130 ms, so that the cost of HTTP is small against them.
 def _demo(per_token: float) -> Sum:
     return Sum(
-        Linear(base=0.014, per_token=per_token, per_prefill=5e-5),
+        Linear(base=0.008, per_token=per_token, per_prefill=5e-5),
         Drafter(per_pass=0.0008, sync=0.0008),
     )
 
@@ -134,13 +134,13 @@ _ALL = (
         name="demo",
         source="made up for the demonstration: drafts pay when alone and cost at load",
         step_time=_demo(0.0012),
-        acceptance=(0.72, 0.50, 0.34, 0.23, 0.15),
+        acceptance=(0.75, 0.48, 0.28, 0.16, 0.09),
         max_num_seqs=16,
     ),
     World(
         name="demo-loses",
         source="made up for the demonstration: drafts are guessed badly and never pay",
-        step_time=_demo(0.0007),
+        step_time=_demo(0.0009),
         acceptance=(0.22, 0.08, 0.03, 0.02, 0.01),
         max_num_seqs=16,
     ),
