@@ -119,8 +119,8 @@ def say_plan(status: Any, patience_s: float = 60.0) -> None:
     if not plan:
         return
     print(
-        f"  plan: {plan['launches']} launches, about {plan['minutes']:.0f} min, "
-        f"{plan['gpuHours']:.2f} GPU-hours"
+        f"  plan: {plan['launches']} launches; {plan['minutes']:.0f} min and "
+        f"{plan['gpuHours']:.2f} GPU-hours if every answer takes all the time that the SLO allows"
     )
     for arm in plan.get("arms", []):
         print(f"    {arm['arm']:<18} {arm['launches']} launches: {arm['buys']}")

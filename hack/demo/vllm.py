@@ -18,24 +18,29 @@ def scenario(
     drafter: str,
     *,
     name: str = "vllm",
+    effort: str = "Standard",
+    schedule: Sequence[Sequence[int]] = ((1, 2, 2), (3, 16, 1)),
     points: Sequence[int] = (1, 4, 12),
-    requests: int = 48,
-    output_tokens: int = 48,
+    requests: int = 32,
+    output_tokens: int = 32,
 ) -> Scenario:
     """Return the real input: static K=4 serves, the candidate drafts less the busier it is.
 
     The limits are wide, so that goodput here is throughput of whole requests: two cores have no
-    latency to promise. Prompts are short, because prefill costs every arm the same.
+    latency to promise. Prompts are short, because prefill costs every arm the same. At no tokens
+    the dynamic path still runs the drafter, so that one token is the better choice here. Effort
+    Standard, because the memory of a shared machine may be twice as fast in one minute as in the
+    next: three pairs do not see through that, the sequential test does.
     """
     return Scenario(
         name=name,
-        title="real vLLM on CPU: static K=4 serves; the candidate drafts 2, 1 and 0 tokens",
+        title="real vLLM on CPU: static K=4 serves; the candidate drafts 2 tokens, then 1",
         world="",
         incumbent={"method": "draft_model", "model": drafter, "num_speculative_tokens": 4},
         candidates=[
-            {"name": "steps", "schedule": [[1, 2, 2], [3, 6, 1], [7, 16, 0]], "maxTokens": 4}
+            {"name": "steps", "schedule": [list(row) for row in schedule], "maxTokens": 4}
         ],
-        slo={"ttft": "20s", "tpot": "2s"},
+        slo={"ttft": "10s", "tpot": "1s"},
         load={
             "points": list(points),
             "requests": requests,
@@ -44,13 +49,12 @@ def scenario(
             "maxSendLag": "250ms",
         },
         bar={
-            "improve": [{"metric": "goodput", "at": [12], "by": "15%"}],
-            "protect": [{"metric": "goodput", "at": [1], "within": "15%"}],
+            "improve": [{"metric": "goodput", "at": [12], "by": "10%"}],
             "elsewhere": {"maxLoss": "15%"},
         },
-        experiment={"effort": "Quick", "seed": 3, "deadline": "50m"},
+        experiment={"effort": effort, "seed": 3, "deadline": "80m"},
         outcome="Promoted",
-        timeout_s=3600,
+        timeout_s=5400,
     )
 
 

@@ -20,7 +20,13 @@ POINTS = [1, 12]
 def shown(stage: Stage):
     engine = vllm.engine_facts()
     asked = vllm.scenario(
-        engine["drafter"], name="vllm-test", points=POINTS, requests=20, output_tokens=16
+        engine["drafter"],
+        name="vllm-test",
+        effort="Quick",
+        schedule=SCHEDULE,
+        points=POINTS,
+        requests=20,
+        output_tokens=16,
     )
     stage.kubectl("delete", "namespace", asked.namespace, "--ignore-not-found", "--wait")
     vllm.serve(stage, asked, engine, replicas=1)

@@ -42,7 +42,8 @@ def _text(answer: Cost, budget: float | None) -> str:
     ]
     lines.append(
         f"{'together':24} {answer.launches:>8} {answer.minutes:>8.1f} {answer.gpu_hours:>10.2f}"
-        "  when the first candidate decides as early as it can"
+        "  when the first candidate decides as early as it can, and answers take all the time that "
+        "the SLO allows"
     )
     lines.append(
         f"{'at most':24} {answer.launches_at_most:>8} {'':>8} {answer.gpu_hours_at_most:>10.2f}"

@@ -39,7 +39,8 @@ def _headline(status: Mapping[str, Any], now: float) -> str:
         parts.append(f"{progress['launchesDone']} of {progress['launchesPlanned']} launches")
     left = time_left(status, now)
     if left is not None:
-        parts.append(f"about {max(1, round(left / 60))} min left")
+        about = "about" if progress.get("launchesDone") else "at most"
+        parts.append(f"{about} {max(1, round(left / 60))} min left")
     return ", ".join(parts)
 
 

@@ -134,7 +134,7 @@ _ALL = (
         name="demo",
         source="made up for the demonstration: drafts pay when alone and cost at load",
         step_time=_demo(0.0012),
-        acceptance=(0.75, 0.48, 0.28, 0.16, 0.09),
+        acceptance=(0.80, 0.48, 0.27, 0.15, 0.08),
         max_num_seqs=16,
     ),
     World(
