@@ -39,6 +39,13 @@ UNHEALTHY_AFTER_S = 180.0
     default=None,
     help="PriorityClass of trial pods.",
 )
+@click.option(
+    "--instruments/--no-instruments",
+    envvar="SPECSCHEDULE_INSTRUMENTS",
+    default=True,
+    show_default=True,
+    help="Let trial pods carry what observes the engine from inside: the same in every arm.",
+)
 @click.option("--health-port", default=8080, show_default=True, help="Port of /healthz.")
 @click.option("--verbose", is_flag=True, help="Log every call.")
 def command(
@@ -46,6 +53,7 @@ def command(
     image: str,
     prometheus_url: str | None,
     priority_class: str | None,
+    instruments: bool,
     health_port: int,
     verbose: bool,
 ) -> None:
@@ -66,6 +74,7 @@ def command(
         image_pull_policy=os.environ.get("SPECSCHEDULE_IMAGE_PULL_POLICY", "IfNotPresent"),
         prometheus_url=prometheus_url,
         priority_class=priority_class,
+        instruments=instruments,
     )
     queue = WorkQueue(Reconciler(world, time.time))
     queue.start()
