@@ -29,6 +29,9 @@ TABLE = "SPECSCHEDULE_TABLE"
 SECRET = "SPECSCHEDULE_PROBE_SECRET"
 """What a request must carry to switch the probe scheduler's table."""
 
+FINGERPRINT_LINE = "specschedule.engine.fingerprint: "
+"""Begins the line that the first worker prints; one JSON object follows."""
+
 STEPS_KEPT = 65_536
 """Steps kept where nothing is said: some minutes of a busy engine, about 30 MB."""
 

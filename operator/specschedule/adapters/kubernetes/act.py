@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from specschedule.adapters.kubernetes.api import AlreadyExists, Api, Object, Unprocessable
-from specschedule.adapters.kubernetes.observe import Observer, container_name, target_name
+from specschedule.adapters.kubernetes.observe import Observer
+from specschedule.adapters.kubernetes.schedules import container_name, target_name
 from specschedule.core.observed import (
     Action,
     CreateTrial,
