@@ -83,23 +83,40 @@ def test_the_templates_own_volumes_and_init_containers_stay_behind_ours() -> Non
     assert serving == before
 
 
+LEAST, MOST = {"cpu": "10m", "memory": "32Mi"}, {"cpu": "250m", "memory": "64Mi"}
+WHOLE = {"cpu": "8", "memory": "64Gi"}
 QUALITIES = {
-    "a pod that asks for no share of a core gets none": ({}, False),
-    "a pod that asks for a GPU alone gets none": ({"limits": {"nvidia.com/gpu": "1"}}, False),
-    "a guaranteed pod stays guaranteed": ({"limits": {"cpu": "8", "memory": "64Gi"}}, True),
-    "a burstable pod stays burstable": ({"requests": {"memory": "64Gi"}}, True),
+    "a pod that asks for nothing": ({}, None),
+    "a pod that asks for a GPU alone": ({"limits": {"nvidia.com/gpu": "1"}}, None),
+    "a guaranteed pod": ({"limits": WHOLE}, {"requests": MOST, "limits": MOST}),
+    "a guaranteed pod that says so twice": (
+        {"limits": WHOLE, "requests": WHOLE},
+        {"requests": MOST, "limits": MOST},
+    ),
+    "a burstable pod with limits": (
+        {"limits": WHOLE, "requests": {"cpu": "4"}},
+        {"requests": LEAST, "limits": MOST},
+    ),
+    "a burstable pod without": (
+        {"requests": {"memory": "64Gi"}},
+        {"requests": {"memory": "32Mi"}},
+    ),
 }
 
 
-@pytest.mark.parametrize("claim", QUALITIES)
-def test_the_quality_of_service_stays_as_in_serving(claim: str) -> None:
-    resources, asks = QUALITIES[claim]
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_the_quality_of_service_stays_as_in_serving(quality: str) -> None:
+    resources, expected = QUALITIES[quality]
     serving = deployment()
-    serving["spec"]["template"]["spec"]["containers"][0]["resources"] = resources
-    (init,) = pod(serving)["spec"]["initContainers"]
-    asked = init.get("resources")
-    assert bool(asked) is asks
-    assert not asked or asked["requests"] == asked["limits"] != {}
+    containers = serving["spec"]["template"]["spec"]["containers"]
+    for each in containers:
+        each["resources"] = resources
+    assert pod(serving)["spec"]["initContainers"][0].get("resources") == expected
+    # One container without makes no pod guaranteed.
+    containers[1].pop("resources")
+    alone = pod(serving)["spec"]["initContainers"][0].get("resources") or {}
+    assert "limits" not in alone
+    assert alone.get("requests", {}).keys() == (expected or {}).get("requests", {}).keys()
 
 
 def test_what_cannot_be_carried_is_on_record() -> None:

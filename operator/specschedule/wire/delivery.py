@@ -3,7 +3,7 @@
 The engine's image stays as it is; what is delivered is plain Python, read from PYTHONPATH.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specschedule.vllm_facts.instruments import Instruments, variables_with
@@ -13,7 +13,8 @@ FOLDER = "/opt/specschedule-engine"
 NAME = "specschedule-engine"
 """Name of the volume and of the init container that fills it."""
 
-_RESOURCES = {"cpu": "250m", "memory": "64Mi"}
+_LEAST = {"cpu": "10m", "memory": "32Mi"}
+_MOST = {"cpu": "250m", "memory": "64Mi"}
 
 
 class Delivery(NamedTuple):
@@ -56,10 +57,9 @@ def deliver(pod: dict[str, Any], server: dict[str, Any], delivery: Delivery) -> 
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
-    # The pod's quality of service decides which cores the engine gets, so it stays as in serving:
-    # nothing asked for in a pod that asks for nothing, and as much asked for as allowed in others.
-    if any(_asks(each) for each in [*pod["containers"], *(pod.get("initContainers") or [])]):
-        init["resources"] = {"requests": dict(_RESOURCES), "limits": dict(_RESOURCES)}
+    others = [*(pod.get("initContainers") or []), *pod["containers"]]
+    if resources := _resources([each.get("resources") or {} for each in others]):
+        init["resources"] = resources
     # First, as one that another init container waits for would come too late.
     pod["initContainers"] = [init, *(pod.get("initContainers") or [])]
 
@@ -75,7 +75,26 @@ def clash(pod: Mapping[str, Any], container: str) -> str | None:
     return None
 
 
-def _asks(container: Mapping[str, Any]) -> bool:
-    resources = container.get("resources") or {}
-    asked = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    return bool({"cpu", "memory"} & asked.keys())
+def _resources(others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the init container asks for beside containers that ask for ``others``.
+
+    The pod's quality of service decides which cores the engine gets, so it stays as in serving.
+    Where every container has a limit, a quota may ask for one.
+    """
+    asked = [{**(each.get("limits") or {}), **(each.get("requests") or {})} for each in others]
+    limits = {
+        name: most
+        for name, most in _MOST.items()
+        if all(name in (each.get("limits") or {}) for each in others)
+    }
+    if limits == _MOST and all(
+        (each.get("limits") or {})[name] == wanted[name]
+        for each, wanted in zip(others, asked, strict=True)
+        for name in _MOST
+    ):
+        return {"requests": limits, "limits": dict(limits)}
+    requests = {
+        name: least for name, least in _LEAST.items() if any(name in each for each in asked)
+    }
+    found = {"requests": requests, "limits": limits}
+    return {kind: amounts for kind, amounts in found.items() if amounts}
