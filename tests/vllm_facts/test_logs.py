@@ -217,6 +217,16 @@ FAILURES = {
         "RunnerLacksMethod",
         "VLLM_USE_V2_MODEL_RUNNER",
     ),
+    "instruments that the image's own PYTHONPATH hides": (
+        ["ModuleNotFoundError: No module named 'specschedule'"],
+        "InstrumentsNotFound",
+        "without instruments",
+    ),
+    "an engine that knows no worker extension": (
+        ["vllm: error: unrecognized arguments: --worker-extension-cls=specschedule.engine.x"],
+        "InstrumentsNotFound",
+        "without instruments",
+    ),
     "a bad schedule": (
         ["ValueError: Batch-size range start must be <= end for (8, 1, 3)."],
         "BadSchedule",

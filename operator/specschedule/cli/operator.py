@@ -26,7 +26,12 @@ UNHEALTHY_AFTER_S = 180.0
     envvar="SPECSCHEDULE_NAMESPACES",
     help="Namespace to watch, repeatable. All of them when left out.",
 )
-@click.option("--image", envvar="SPECSCHEDULE_IMAGE", required=True, help="Image of load jobs.")
+@click.option(
+    "--image",
+    envvar="SPECSCHEDULE_IMAGE",
+    required=True,
+    help="Image of load jobs, and of what trial pods carry.",
+)
 @click.option(
     "--prometheus-url",
     envvar="SPECSCHEDULE_PROMETHEUS_URL",
