@@ -145,7 +145,7 @@ def arm_arguments(
     Returns:
         The edit; None where there is nothing to edit.
     """
-    if speculative != "unchanged":
+    if not isinstance(speculative, str):
         return with_speculative(
             container,
             speculative,
@@ -239,7 +239,9 @@ def _unable(
 ) -> Unreadable | None:
     """Return why some arm could not have arguments added, although it could be made without."""
     instruments = Instruments(tuple(arguments))
-    for speculative in ("unchanged", None, _ANY_SPECULATIVE):
+    forms: tuple[Mapping[str, Any] | Literal["unchanged"] | None, ...]
+    forms = ("unchanged", None, _ANY_SPECULATIVE)
+    for speculative in forms:
         plain, carrying = (
             arm_arguments(
                 container, speculative=speculative, instruments=each, environment=environment
