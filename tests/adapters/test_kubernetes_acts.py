@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from specschedule.adapters.kubernetes import KubernetesWorld
 from specschedule.core.evidence import Cell, Profile
 from specschedule.core.observed import (
     Action,
@@ -101,6 +102,34 @@ def test_a_launch_is_a_pod_with_the_arms_argument_and_no_label_of_serving(place:
 def test_the_arm_none_has_no_speculative_argument(place: Place) -> None:
     (container,) = launch(place, speculative=None)["spec"]["containers"]
     assert container["args"] == ["--max-num-seqs", "16", "--seed", "0"]
+
+
+ARMS = {
+    "unchanged": {"speculative": None, "unchanged": True},
+    "without speculation": {"speculative": None},
+    "drafting": {},
+}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_with_instruments_every_arm_carries_the_same_and_serving_none(
+    place: Place, arm: str
+) -> None:
+    before = place.get("deployments", "chat")
+    place.world = KubernetesWorld(
+        metrics=place.metrics, image="specschedule:test", api=place.api, instruments=True
+    )
+    spec = launch(place, **ARMS[arm])["spec"]
+    (container,) = spec["containers"]
+    flag = "--worker-extension-cls=specschedule.engine.fingerprint.Fingerprint"
+    assert [each for each in container["args"] if "worker" in each] == [flag]
+    values = {each["name"]: each["value"] for each in container["env"]}
+    assert values["PYTHONPATH"] in {m["mountPath"] for m in container["volumeMounts"]}
+    assert values["SPECSCHEDULE_SLO_TTFT_MS"] == "500"
+    (init,) = spec["initContainers"]
+    assert init["image"] == "specschedule:test"
+    assert init["resources"] == {"requests": {"cpu": "10m"}}
+    assert place.get("deployments", "chat") == before
 
 
 def test_an_unchanged_arm_has_the_targets_arguments_byte_for_byte(place: Place) -> None:

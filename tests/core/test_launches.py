@@ -149,6 +149,14 @@ def test_an_image_that_stays_unpullable_is_the_arms_failure():
     assert late.actions[1] == StopLaunch(trial="chat-1")
 
 
+def test_an_image_of_ours_that_stays_unpullable_is_not_the_arms_failure():
+    seen = pod("Pending", reason="NotDelivered", message="our image is not there")
+    assert step(trial(seen, started_at=STARTED), now=1000.0 + 60).actions == []
+    late = step(trial(seen, started_at=STARTED), now=1000.0 + 121)
+    assert late.actions[0].status.void == "NotDelivered: our image is not there"
+    assert late.actions[0].status.failed is None
+
+
 def test_a_ready_pod_is_visited_at_its_own_address_and_the_visit_is_counted_first():
     record, start = step(trial(pod(ready_at=1400.0), started_at=STARTED)).actions
     assert record.status.visits == 1
@@ -163,6 +171,7 @@ def test_a_ready_pod_is_visited_at_its_own_address_and_the_visit_is_counted_firs
         ("Evicted", True),
         ("NodeLost", True),
         ("Deleted", True),
+        ("NotDelivered", True),
         ("Exited", False),
         ("OutOfMemory", False),
     ],

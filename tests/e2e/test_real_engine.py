@@ -55,6 +55,18 @@ def test_every_launch_was_the_real_engine(trials):
     assert {t["spec"]["arm"] for t in trials} == {"incumbent", "candidate-steps", "none"}
 
 
+def test_every_launch_was_looked_at_from_inside(trials, shown):
+    for trial in trials:
+        receipt, arm = trial["status"]["receipt"], trial["spec"]["arm"]
+        assert receipt["instruments"] == ["fingerprint", "counters"]
+        assert (receipt["modelRunner"], receipt["asyncScheduling"]) == ("V1", False)
+        drafting = {"incumbent": [], "candidate-steps": SCHEDULE}.get(arm)
+        assert receipt.get("schedule") == drafting
+        assert receipt.get("drafterClass") == ("DraftModelProposer" if arm != "none" else None)
+    gates = {g["gate"]: g for g in shown.status["gates"]}
+    assert (gates["instruments"]["answer"], gates["sources"]["answer"]) == ("Pass", "Pass")
+
+
 def test_the_schedule_is_in_effect_at_both_ends(trials):
     for cell in cells(trials, "candidate-steps", 1):
         assert cell["draftTokens"] / cell["drafts"] == pytest.approx(2, abs=0.1)

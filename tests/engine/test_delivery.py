@@ -54,6 +54,20 @@ def test_it_works_from_pythonpath_alone_without_our_dependencies(folder: Path) -
     assert found["foreign"] == []
 
 
+BESIDE = """
+import specschedule.cli.main, specschedule.core.values, specschedule.engine.settings as settings
+print(settings.__file__)
+"""
+
+
+def test_what_is_installed_beside_it_stays_in_reach(folder: Path) -> None:
+    # The simulated engine is such a program: it runs from the whole package.
+    said = subprocess.check_output(
+        [sys.executable, "-c", BESIDE], env={**os.environ, "PYTHONPATH": str(folder)}, text=True
+    )
+    assert said.strip() == str(folder / "specschedule/engine/settings.py")
+
+
 def test_only_what_runs_inside_the_engine_is_in_it(folder: Path) -> None:
     files = {str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()}
     ours = {

@@ -10,6 +10,7 @@ import pytest
 from specschedule.core.evidence import Receipt
 from specschedule.engine import selftest, settings
 from specschedule.engine.fingerprint import Fingerprint, device_facts, worker_facts
+from specschedule.vllm_facts.logs import read_log
 
 
 class DraftModelProposer:
@@ -79,7 +80,7 @@ def test_the_first_runner_tells_what_its_dispatcher_resolved() -> None:
         "graphMode": "PIECEWISE",
         "capturedSizes": [1, 8],
         "attentionBackend": "FLASH_ATTN, TRITON_ATTN",
-        "drafter": "DraftModelProposer",
+        "drafterClass": "DraftModelProposer",
         "asyncScheduling": True,
         "schedule": [[1, 2, 4], [3, 16, 0]],
         "numSpeculativeTokens": 4,
@@ -101,7 +102,17 @@ def test_the_second_runner_tells_what_its_manager_captured() -> None:
     runner = SecondRunner(cudagraph_manager=manager, speculator=DraftModelProposer())
     facts = worker_facts(SimpleNamespace(model_runner=runner, vllm_config=config()))
     assert (facts["modelRunner"], facts["graphMode"]) == ("V2", "FULL")
-    assert (facts["capturedSizes"], facts["drafter"]) == ([1, 2, 4], "DraftModelProposer")
+    assert (facts["capturedSizes"], facts["drafterClass"]) == ([1, 2, 4], "DraftModelProposer")
+
+
+def test_a_worker_without_a_schedule_is_told_from_one_that_does_not_say() -> None:
+    plain = config()
+    plain.speculative_config.num_speculative_tokens_per_batch_size = None
+    assert worker_facts(SimpleNamespace(vllm_config=plain))["schedule"] == []
+    del plain.speculative_config.num_speculative_tokens_per_batch_size
+    assert "schedule" not in worker_facts(SimpleNamespace(vllm_config=plain))
+    plain.speculative_config = None
+    assert "schedule" not in worker_facts(SimpleNamespace(vllm_config=plain))
 
 
 def test_a_worker_of_another_version_tells_less_and_nothing_false() -> None:
@@ -133,6 +144,10 @@ class Base:
     def __init__(self, rank: int) -> None:
         self.rank = rank
 
+    def compile_or_warm_up_model(self) -> str:
+        self.vllm_config = config("PIECEWISE")
+        return "warm"
+
 
 def joined(rank: int):
     """Make a worker as vLLM does: the extension becomes a base of its class, then it is made."""
@@ -145,15 +160,55 @@ def joined(rank: int):
 
 
 @pytest.fixture
-def port(monkeypatch) -> int:
+def torch(monkeypatch) -> None:
+    cuda = SimpleNamespace(is_available=lambda: False)
+    without = SimpleNamespace(__version__="2.11", version=SimpleNamespace(cuda=None), cuda=cuda)
+    monkeypatch.setitem(sys.modules, "torch", without)
+
+
+@pytest.fixture
+def port(monkeypatch, torch) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
     monkeypatch.setenv(settings.FINGERPRINT_PORT, str(free))
-    cuda = SimpleNamespace(is_available=lambda: False)
-    torch = SimpleNamespace(__version__="2.11", version=SimpleNamespace(cuda=None), cuda=cuda)
-    monkeypatch.setitem(sys.modules, "torch", torch)
     return free
+
+
+def test_the_first_worker_prints_its_facts_once_it_is_warm(torch, monkeypatch, capsys) -> None:
+    monkeypatch.setenv(settings.FINGERPRINT_LOG, "1")
+    worker = joined(rank=0)
+    assert capsys.readouterr().out == ""
+    assert worker.compile_or_warm_up_model() == "warm"
+    (line,) = capsys.readouterr().out.splitlines()
+    told = read_log(line).fingerprint
+    assert told is not None
+    assert (told.graph_mode, told.torch_version) == ("PIECEWISE", "2.11")
+    assert told.schedule == [[1, 2, 4], [3, 16, 0]]
+
+
+@pytest.mark.parametrize(("rank", "switch"), [(1, "1"), (0, "0"), (0, None), (0, "yes")])
+def test_nobody_else_prints_and_nobody_who_is_not_asked_to(
+    rank, switch, torch, monkeypatch, capsys
+) -> None:
+    if switch is not None:
+        monkeypatch.setenv(settings.FINGERPRINT_LOG, switch)
+    assert joined(rank).compile_or_warm_up_model() == "warm"
+    assert capsys.readouterr().out == ""
+
+
+def test_facts_that_cannot_be_read_do_not_reach_the_engine(monkeypatch, capsys, caplog) -> None:
+    monkeypatch.setenv(settings.FINGERPRINT_LOG, "1")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert joined(rank=0).compile_or_warm_up_model() == "warm"
+    assert capsys.readouterr().out == ""
+    assert "The fingerprint is not printed" in caplog.text
+
+
+def test_a_worker_that_warms_up_otherwise_starts_all_the_same(monkeypatch) -> None:
+    monkeypatch.setenv(settings.FINGERPRINT_LOG, "1")
+    monkeypatch.delattr(Base, "compile_or_warm_up_model")
+    assert joined(rank=0).rank == 0
 
 
 def test_the_first_worker_answers_from_its_start_on(port) -> None:

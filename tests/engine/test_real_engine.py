@@ -283,7 +283,7 @@ def test_the_fingerprint_is_the_workers_own(probe: Booted) -> None:
         "graphMode": "NONE",
         "capturedSizes": [],
         "attentionBackend": "CPU_ATTN",
-        "drafter": "DraftModelProposer",
+        "drafterClass": "DraftModelProposer",
         "asyncScheduling": False,
         "schedule": EVERY_K,
         "numSpeculativeTokens": 4,

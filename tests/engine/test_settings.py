@@ -33,6 +33,17 @@ def test_a_limit_that_cannot_be_judged_by_is_refused(why: str, name: str, text: 
         settings.limits({name: text})
 
 
+def test_a_switch_is_on_off_or_refused() -> None:
+    name = settings.FINGERPRINT_LOG
+    assert [settings.told(each, name) for each in ({}, {name: "0"}, {name: "1"})] == [
+        False,
+        False,
+        True,
+    ]
+    with pytest.raises(settings.SettingError, match=f"{name} is 'yes'"):
+        settings.told({name: "yes"}, name)
+
+
 @pytest.mark.parametrize("text", ["0", "-1", "65536", "8000x", "", "²"])
 def test_what_is_no_port_is_refused(text: str) -> None:
     with pytest.raises(settings.SettingError, match=f"{settings.SCHEDULER_PORT} is"):

@@ -243,6 +243,48 @@ def test_kv_sizes_may_differ_but_the_load_must_fit_the_smallest():
     assert answer("kvCache", arms(candidate=silent)).answer == "Unknown"
 
 
+def test_a_fact_that_is_told_twice_and_not_alike_is_unknown_until_somebody_says_why():
+    assert answer("sources", arms()).answer == "Pass"
+    apart = ["SourcesDisagree: modelRunner is V2 in the worker and V1 by the log"]
+    launches = arms(candidate=launch("candidate-card", notes=apart))
+    found = answer("sources", launches)
+    assert (found.answer, found.reason) == ("Unknown", "SourcesDisagree")
+    assert "candidate-card: modelRunner is V2 in the worker" in found.message
+    known = {"policy": {"overrides": [{"gate": "sources", "reason": "the log is an old one"}]}}
+    assert answer("sources", launches, spec(**known)).answer == "Pass"
+
+
+BOTH, ONE = ["fingerprint", "counters"], ["fingerprint"]
+CARRIED = {
+    "no arm carries any": (None, None, None, "NotApplicable", "NoInstruments"),
+    "every arm carries the same": (BOTH, BOTH, BOTH, "Pass", "Same"),
+    "one arm carries less": (BOTH, ONE, BOTH, "Fail", "Differs"),
+    "the arm without speculation carries less": (BOTH, BOTH, ONE, "Fail", "Differs"),
+    "one arm was not seen to carry any": (BOTH, None, BOTH, "Unknown", "NotRead"),
+}
+
+
+@pytest.mark.parametrize("claim", CARRIED)
+def test_what_observes_the_engine_is_the_same_in_every_arm(claim):
+    incumbent, candidate, none, verdict, reason = CARRIED[claim]
+    found = answer(
+        "instruments",
+        arms(
+            incumbent=launch("incumbent", instruments=incumbent),
+            candidate=launch("candidate-card", instruments=candidate),
+            none=launch("none", instruments=none),
+        ),
+    )
+    assert (found.answer, found.reason) == (verdict, reason)
+
+
+def test_what_a_target_cannot_carry_is_said():
+    notes = ["NotCarried: it has a --worker-extension-cls of its own"]
+    found = answer("instruments", [launch(a, notes=notes) for a in ("incumbent", "none")])
+    assert found.reason == "NoInstruments"
+    assert found.message.endswith("it has a --worker-extension-cls of its own")
+
+
 @pytest.mark.parametrize("hides", [True, None])
 def test_a_hidden_or_unread_log_is_unknown(hides):
     found = answer(

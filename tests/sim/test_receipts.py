@@ -1,10 +1,12 @@
 """What a launch says about itself makes a complete receipt, read like a real engine's."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specschedule.core.evidence import Receipt
+from specschedule.engine import deliver
 from specschedule.vllm_facts.receipt import read_receipt
 
 RUNNER_V1 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
@@ -77,6 +79,45 @@ def test_a_hidden_warning_is_told_from_a_clean_log(start, dynamic) -> None:
     with start(*dynamic, "--fault", "hidden-warning") as process:
         receipt = receipt_of(process)
     assert receipt.log_level_hides_warnings is not False
+
+
+EXTENSION = "--worker-extension-cls=specschedule.engine.fingerprint.Fingerprint"
+
+
+@pytest.fixture
+def delivered(tmp_path: Path) -> dict[str, str]:
+    deliver.deliver(tmp_path)
+    return {"PYTHONPATH": str(tmp_path), "SPECSCHEDULE_FINGERPRINT_LOG": "1"}
+
+
+def test_a_launch_that_carries_the_fingerprint_tells_the_schedule_in_effect(
+    start, dynamic, delivered
+) -> None:
+    with start(*dynamic, EXTENSION, **delivered) as process:
+        receipt = receipt_of(process)
+    assert receipt.instruments == ["fingerprint"]
+    assert receipt.schedule == [[1, 2, 5], [3, 16, 1]]
+    assert receipt.graph_mode == "FULL_AND_PIECEWISE"
+    assert not [note for note in receipt.notes or [] if "Disagree" in note]
+
+
+def test_the_fingerprint_sees_what_a_hidden_log_does_not_tell(start, dynamic, delivered) -> None:
+    faults = ("--fault", "hidden-warning", "--fault", "silent-disable")
+    with start(*dynamic, EXTENSION, *faults, **delivered) as process:
+        receipt = receipt_of(process)
+    assert receipt.schedule == []
+    assert receipt.model_runner == "V2"
+
+
+def test_a_fingerprint_that_was_not_delivered_stops_the_start_as_in_vllm(start, dynamic) -> None:
+    with start(*dynamic, EXTENSION) as process:
+        assert process.wait() == 1
+    assert "No module named 'specschedule'" in process.text
+
+
+def test_a_fingerprint_that_is_not_turned_on_says_nothing(start, dynamic, delivered) -> None:
+    with start(*dynamic, EXTENSION, PYTHONPATH=delivered["PYTHONPATH"]) as process:
+        assert receipt_of(process).instruments is None
 
 
 def test_a_json_log_gives_the_same_receipt(start, dynamic) -> None:

@@ -57,7 +57,7 @@ def test_the_start_up_log_of_a_cpu_makes_a_receipt():
     for told in (schedule, none):
         assert told.engine_version == "0.32.0"
         assert (told.model_runner, told.graph_mode) == ("V1", "NONE")
-        assert (told.attention_backend, told.async_scheduling) == ("CPU_ATTN", True)
+        assert (told.attention_backend, told.async_scheduling) == ("CPU_ATTN", False)
         assert told.log_level_hides_warnings is False
     assert schedule.num_speculative_tokens == 4
     assert none.num_speculative_tokens is None

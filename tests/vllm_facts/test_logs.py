@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from specschedule.vllm_facts.failures import start_failure
 from specschedule.vllm_facts.logs import compiled_at, read_log
 from specschedule.vllm_facts.metrics import read_metrics
-from specschedule.vllm_facts.receipt import read_receipt
+from specschedule.vllm_facts.receipt import read_receipt, with_gpu_label
 
 DISABLED = (
     "Dynamic speculative decoding is not supported with data parallelism because data-parallel "
@@ -217,6 +217,16 @@ FAILURES = {
         "RunnerLacksMethod",
         "VLLM_USE_V2_MODEL_RUNNER",
     ),
+    "instruments that the image's own PYTHONPATH hides": (
+        ["ModuleNotFoundError: No module named 'specschedule'"],
+        "InstrumentsNotFound",
+        "without instruments",
+    ),
+    "an engine that knows no worker extension": (
+        ["vllm: error: unrecognized arguments: --worker-extension-cls=specschedule.engine.x"],
+        "InstrumentsNotFound",
+        "without instruments",
+    ),
     "a bad schedule": (
         ["ValueError: Batch-size range start must be <= end for (8, 1, 3)."],
         "BadSchedule",
@@ -326,6 +336,126 @@ def test_a_schedule_that_was_asked_for_and_is_gone_is_noted():
     receipt = read_receipt(server_info=gone, log_text=started(ASKED))
     assert any(note.startswith("ScheduleDisabled") for note in receipt.notes)
     assert receipt.schedule is None
+
+
+FACTS = {
+    "modelRunner": "V1",
+    "graphMode": "FULL_AND_PIECEWISE",
+    "capturedSizes": [1, 8],
+    "graphsCaptured": 4,
+    "attentionBackend": "FLASH_ATTN, TRITON_ATTN",
+    "drafterClass": "EagleProposer",
+    "asyncScheduling": True,
+    "schedule": [[1, 4, 4], [5, 16, 0]],
+    "numSpeculativeTokens": 4,
+    "enforceEager": False,
+    "gpu": "NVIDIA H200",
+    "gpuMemoryBytes": 150_000_000_000,
+    "torchVersion": "2.13.0",
+}
+
+
+def printed(**facts):
+    return "specschedule.engine.fingerprint: " + json.dumps(FACTS | facts)
+
+
+def test_the_worker_tells_what_no_log_does():
+    receipt = read_receipt(log_text=f"{started(BANNER)}\n{printed()}")
+    assert receipt.model == "org/m"
+    assert receipt.schedule == [[1, 4, 4], [5, 16, 0]]
+    assert (receipt.captured_sizes, receipt.graphs_captured) == ([1, 8], 4)
+    assert (receipt.drafter, receipt.drafter_class) == ("org/d", "EagleProposer")
+    assert (receipt.gpu, receipt.gpu_memory_bytes) == ("NVIDIA-H200", 150_000_000_000)
+    assert receipt.instruments == ["fingerprint"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_workers_line_is_found_in_every_form_of_log(form):
+    assert read_log(FORMS[form](printed())).fingerprint.graph_mode == "FULL_AND_PIECEWISE"
+
+
+def test_only_the_first_line_counts_as_later_ones_may_be_a_users_words():
+    text = f"{printed()}\n{printed(graphMode='FULL')}"
+    assert read_log(text).fingerprint.graph_mode == "FULL_AND_PIECEWISE"
+
+
+@pytest.mark.parametrize("line", ['{"graphMode": ["x"]}', '{"graphMode": "FUL', "{}}", "{"])
+def test_a_line_that_cannot_be_read_is_no_fingerprint(line):
+    receipt = read_receipt(log_text=f"specschedule.engine.fingerprint: {line}")
+    assert (receipt.instruments, receipt.graph_mode) == (None, None)
+
+
+APART = {
+    "graph mode": (BANNER, {"graphMode": "PIECEWISE"}, "graphMode"),
+    "model runner": ("Using V2 Model Runner", {}, "modelRunner"),
+    "backend": ("Using FLASHINFER attention backend out of", {}, "attentionBackend"),
+    "scheduling": ("Async scheduling is not supported with x", {}, "asyncScheduling"),
+}
+
+
+@pytest.mark.parametrize("fact", APART)
+def test_worker_and_log_that_disagree_are_a_finding_and_the_worker_counts(fact):
+    line, facts, name = APART[fact]
+    receipt = read_receipt(log_text=f"{started(line)}\n{printed(**facts)}")
+    (note,) = [note for note in receipt.notes if note.startswith("SourcesDisagree")]
+    assert note.startswith(f"SourcesDisagree: {name} is {json.dumps((FACTS | facts)[name])}")
+    assert receipt.plain()[name] == (FACTS | facts)[name]
+
+
+def test_what_the_log_tells_by_silence_is_no_second_source():
+    receipt = read_receipt(log_text=f"{started()}\n{printed(modelRunner='V2')}")
+    assert receipt.model_runner == "V2"
+    quiet = read_receipt(log_text=f"{started()}\n{printed(asyncScheduling=False)}")
+    assert quiet.async_scheduling is False
+    assert not [n for n in [*(receipt.notes or []), *(quiet.notes or [])] if "Disagree" in n]
+
+
+def test_server_info_that_names_another_schedule_than_the_worker_is_a_finding():
+    text = f"{started()}\n{printed(schedule=[[1, 16, 2]])}"
+    receipt = read_receipt(server_info=INFO, log_text=text)
+    assert receipt.schedule == [[1, 16, 2]]
+    assert any("schedule is [[1, 16, 2]] in the worker" in note for note in receipt.notes)
+
+
+def test_a_worker_that_knows_of_no_schedule_that_was_asked_for_is_noted():
+    receipt = read_receipt(log_text=f"{started(ASKED)}\n{printed(schedule=[])}")
+    assert any(note.startswith("ScheduleDisabled") for note in receipt.notes)
+    assert receipt.schedule == []
+    other = read_receipt(log_text=f"{started()}\n{printed(schedule=[])}")
+    assert not any(note.startswith("ScheduleDisabled") for note in other.notes or [])
+
+
+COUNTS = {"on": ("1.0", ["counters"]), "switched off": ("0.0", None)}
+
+
+@pytest.mark.parametrize("state", COUNTS)
+def test_counters_are_carried_while_the_recorder_counts(state):
+    value, carried = COUNTS[state]
+    text = (
+        f"# TYPE specschedule_engine_recorder_on gauge\nspecschedule_engine_recorder_on {value}\n"
+    )
+    assert read_receipt(metrics_text=text).instruments == carried
+
+
+LABELS = {
+    "the same": ("NVIDIA-H200", "NVIDIA-H200", False),
+    "one that is shared": ("NVIDIA-H200-SHARED", "NVIDIA-H200-SHARED", False),
+    "one without the maker": ("H200", "H200", False),
+    "another product": ("NVIDIA-A100", "NVIDIA-H200", True),
+    "none": (None, "NVIDIA-H200", False),
+}
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_a_nodes_label_is_held_against_the_device(label):
+    text, product, apart = LABELS[label]
+    receipt = with_gpu_label(read_receipt(log_text=printed()), text)
+    assert receipt.gpu == product
+    assert any("gpu is NVIDIA-H200 in the worker" in n for n in receipt.notes or []) is apart
+
+
+def test_without_a_fingerprint_the_label_is_all_there_is():
+    assert with_gpu_label(read_receipt(), "NVIDIA-A100").gpu == "NVIDIA-A100"
 
 
 def test_nothing_read_is_nothing_known():

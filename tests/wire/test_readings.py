@@ -292,6 +292,40 @@ READINGS: dict[str, tuple[Any, str, str | None, str]] = {
         "Exited",
         "init container fetch exited with 3 (404): ZeroDivisionError",
     ),
+    "our own init container failed": (
+        pod(
+            {
+                "phase": "Failed",
+                "initContainerStatuses": [
+                    {"name": "specschedule-engine", "state": {"terminated": {"exitCode": 2}}}
+                ],
+                "containerStatuses": server(waiting={"reason": "PodInitializing"}),
+            }
+        ),
+        "Ended",
+        "NotDelivered",
+        "init container specschedule-engine exited with 2; where that cannot be mended, let the "
+        "operator run without instruments",
+    ),
+    "our own image cannot be pulled": (
+        pod(
+            {
+                "phase": "Pending",
+                "conditions": [SCHEDULED],
+                "initContainerStatuses": [
+                    {
+                        "name": "specschedule-engine",
+                        "state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}},
+                    }
+                ],
+                "containerStatuses": server(waiting={"reason": "PodInitializing"}),
+            }
+        ),
+        "Pending",
+        "NotDelivered",
+        "container specschedule-engine: ErrImagePull: denied; where that cannot be mended, let "
+        "the operator run without instruments",
+    ),
 }
 
 

@@ -22,6 +22,7 @@ REASONS: dict[str, str] = {
     # Held by something outside; the run goes on when it is gone, until its deadline.
     "Unschedulable": "No node takes a trial pod; the message quotes the scheduler.",
     "ImagePull": "The image of a trial pod cannot be pulled.",
+    "NotDelivered": "The operator's own image cannot fill a trial pod's volume with instruments.",
     "MetricsUnavailable": "Prometheus does not answer; nothing is decided meanwhile.",
     "Refused": "The API server refuses a write; the message quotes it.",
     "TargetBusy": "Another SpecSchedule runs on the same target and came first.",
@@ -37,6 +38,8 @@ REASONS: dict[str, str] = {
     "SeveralVllmContainers": "Several containers start vLLM; name one in spec.target.container.",
     "EngineNotSupported": "The container runs another engine; only vLLM can be tuned.",
     "SeveralServers": "The container starts more than one server.",
+    "PythonPathHidden": "The server would not see PYTHONPATH, so nothing can be delivered to it.",
+    "SchedulerTaken": "The server has a --scheduler-cls of its own, which stays.",
     "EntryScript": "The server is started by a script whose arguments cannot be edited.",
     "UnknownEntrypoint": "The container's command is not known to start vLLM.",
     "UnsupportedShell": "The server is started by a shell line that cannot be edited exactly.",
@@ -104,6 +107,8 @@ REASONS: dict[str, str] = {
     "ArmsNotComparable": "The arms did not do the same work, or not on the same engine.",
     "Differs": "A fact that must be equal differs between the arms.",
     "NotRead": "A fact that must be equal could not be read from every arm.",
+    "SourcesDisagree": "The worker and the log tell a fact differently; which is right is not"
+    " known.",
     "LogLevelHidesWarnings": "The log level hides engine warnings that would show a schedule off.",
     "ScheduleNotInEffect": "The engine ran another schedule than the candidate's.",
     "OtherScheduleInEffect": "The engine reports another schedule than the one launched.",

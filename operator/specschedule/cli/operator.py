@@ -26,7 +26,12 @@ UNHEALTHY_AFTER_S = 180.0
     envvar="SPECSCHEDULE_NAMESPACES",
     help="Namespace to watch, repeatable. All of them when left out.",
 )
-@click.option("--image", envvar="SPECSCHEDULE_IMAGE", required=True, help="Image of load jobs.")
+@click.option(
+    "--image",
+    envvar="SPECSCHEDULE_IMAGE",
+    required=True,
+    help="Image of load jobs, and of what trial pods carry.",
+)
 @click.option(
     "--prometheus-url",
     envvar="SPECSCHEDULE_PROMETHEUS_URL",
@@ -39,6 +44,13 @@ UNHEALTHY_AFTER_S = 180.0
     default=None,
     help="PriorityClass of trial pods.",
 )
+@click.option(
+    "--instruments/--no-instruments",
+    envvar="SPECSCHEDULE_INSTRUMENTS",
+    default=True,
+    show_default=True,
+    help="Let trial pods carry what observes the engine from inside: the same in every arm.",
+)
 @click.option("--health-port", default=8080, show_default=True, help="Port of /healthz.")
 @click.option("--verbose", is_flag=True, help="Log every call.")
 def command(
@@ -46,6 +58,7 @@ def command(
     image: str,
     prometheus_url: str | None,
     priority_class: str | None,
+    instruments: bool,
     health_port: int,
     verbose: bool,
 ) -> None:
@@ -66,6 +79,7 @@ def command(
         image_pull_policy=os.environ.get("SPECSCHEDULE_IMAGE_PULL_POLICY", "IfNotPresent"),
         prometheus_url=prometheus_url,
         priority_class=priority_class,
+        instruments=instruments,
     )
     queue = WorkQueue(Reconciler(world, time.time))
     queue.start()

@@ -183,6 +183,10 @@ class Receipt(Reading):
     """Node of the pod."""
     gpu: str | None = None
     """GPU product."""
+    gpu_memory_bytes: int | None = None
+    """Its memory."""
+    gpu_capability: str | None = None
+    """Its compute capability."""
     engine_version: str | None = None
     """vLLM's version."""
     engine_commit: str | None = None
@@ -192,7 +196,9 @@ class Receipt(Reading):
     model_revision: str | None = None
     """Its revision."""
     drafter: str | None = None
-    """Drafter model or class."""
+    """Drafter model, or the method where it has none."""
+    drafter_class: str | None = None
+    """Class that drafts, in the worker."""
     adapters: list[str] | None = None
     """Adapters served beside the model."""
     quantization: str | None = None
@@ -205,6 +211,8 @@ class Receipt(Reading):
     """Resolved CUDA graph mode."""
     captured_sizes: list[int] | None = None
     """Graph sizes captured."""
+    graphs_captured: int | None = None
+    """How many graphs the worker captured."""
     attention_backend: str | None = None
     """Attention backend of the target model."""
     async_scheduling: bool | None = None
@@ -212,7 +220,8 @@ class Receipt(Reading):
     kv_cache_tokens: int | None = None
     """KV cache size, in tokens."""
     schedule: list[list[int]] | None = None
-    """num_speculative_tokens_per_batch_size as the engine reports it."""
+    """num_speculative_tokens_per_batch_size as the engine reports it; without rows where its worker
+    knows of none."""
     num_speculative_tokens: int | None = None
     """num_speculative_tokens as the engine reports it."""
     torch_version: str | None = None
@@ -231,6 +240,8 @@ class Receipt(Reading):
     """Seconds from container start to Ready."""
     log_level_hides_warnings: bool | None = None
     """Whether the log level hides the engine's warnings."""
+    instruments: list[str] | None = None
+    """What of ours runs in the engine: fingerprint, counters."""
     notes: list[str] | None = None
     """Engine warnings that matter here, quoted."""
 

@@ -57,6 +57,8 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
         receipts.graph_coverage(alike, server),
         receipts.kv_cache(counted),
         receipts.adapters(counted, server),
+        receipts.sources(counted),
+        receipts.instruments(counted),
         receipts.log_level(counted),
         receipts.caches(counted),
         counters.none_measured(launches, without),

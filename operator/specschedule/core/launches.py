@@ -24,7 +24,7 @@ from specschedule.core.observed import (
 from specschedule.core.values import Value
 from specschedule.core.visit import CellClosed, VisitEnded, VisitFailed
 
-NOT_THE_ARMS_FAULT = ("Preempted", "Evicted", "NodeLost", "Deleted")
+NOT_THE_ARMS_FAULT = ("Preempted", "Evicted", "NodeLost", "Deleted", "NotDelivered")
 """Ends of a pod that void its launch; every other end is a failure of its arm."""
 
 IMAGE_PULL_PATIENCE_S = 120.0
@@ -110,8 +110,11 @@ def _pod_ended(trial: TrialFacts, pod: PodFacts, now: float, gpus: int) -> Step:
 
 
 def _pending(trial: TrialFacts, pod: PodFacts, now: float, gpus: int) -> Step:
-    if pod.reason == "ImagePull" and now - pod.created_at > IMAGE_PULL_PATIENCE_S:
-        return _over(trial, now, gpus, failed=f"ImagePull: {pod.message}")
+    if now - pod.created_at > IMAGE_PULL_PATIENCE_S:
+        if pod.reason == "ImagePull":
+            return _over(trial, now, gpus, failed=f"ImagePull: {pod.message}")
+        if pod.reason == "NotDelivered":
+            return _over(trial, now, gpus, void=f"NotDelivered: {pod.message}")
     return Step(
         waiting=pod.reason or "Scheduling",
         message=f"{trial.spec.arm} waits: {pod.message}",

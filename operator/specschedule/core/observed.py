@@ -44,6 +44,8 @@ class ServerFacts(Value):
     """Whether graphs and compilation are off."""
     scheduler_class: str | None = None
     """--scheduler-cls, where given."""
+    worker_extension: str | None = None
+    """--worker-extension-cls, where given."""
     image: str | None = None
     """Image reference of the container."""
     gpus: int = 0
@@ -197,8 +199,8 @@ class PodFacts(Value):
     message: str = ""
     """Why it is in that phase, in the scheduler's, kubelet's or engine's own words."""
     reason: str | None = None
-    """Unschedulable, ImagePull, OutOfMemory, Preempted, Evicted, NodeLost, Deleted, Exited or
-    None."""
+    """Unschedulable, ImagePull, NotDelivered, OutOfMemory, Preempted, Evicted, NodeLost, Deleted,
+    Exited or None."""
     created_at: float
     """Creation."""
     ready_at: float | None = None

@@ -24,9 +24,11 @@ GRAPH_MODE_OVERRIDDEN = "GraphModeOverridden"
 RUNNER_FALLBACK = "RunnerFallback"
 CAPTURE_TRUNCATED = "CaptureTruncated"
 ASYNC_DISABLED = "AsyncDisabled"
+SOURCES_DISAGREE = "SourcesDisagree"
+NOT_CARRIED = "NotCarried"
 TUNED = "Tuned"
 COMPILED_UNDER_LOAD = "CompiledUnderLoad"
-"""Kinds of engine warnings: a note of a receipt begins with one of them and a colon."""
+"""Kinds of findings and engine warnings: a note of a receipt begins with one and a colon."""
 
 
 SAME_EVERYWHERE = {"image_id": "image id", "engine_version": "engine version", "gpu": "GPU"}
@@ -45,6 +47,8 @@ DIFFERENT_BY_DESIGN = (
     "captured_sizes",
     "compile_hash",
     "drafter",
+    "drafter_class",
+    "graphs_captured",
     "node",
     "notes",
     "num_speculative_tokens",
@@ -90,6 +94,8 @@ def compared(spec: Spec, launches: Sequence[Launch], silent: Collection[str]) ->
         forbidden = None
         if fact in SAME_EVERYWHERE:
             forbidden = "all launches must agree"
+        elif fact == "instruments":
+            forbidden = "every arm must carry the same"
         elif fact in SAME_WHERE_DRAFTING and len(_values(alike, fact)) > 1:
             forbidden = "all launches that draft must agree"
         elif fact == "graph_mode" and graph_mode(spec, launches, in_own_mode).answer == "Fail":
@@ -287,6 +293,39 @@ def adapters(counted: Sequence[Launch], server: ServerFacts) -> Gate:
         )
     said = ", ".join(server.adapters) or "none"
     return passes(gate, f"adapters are as in serving: {said}", "Same")
+
+
+def sources(counted: Sequence[Launch]) -> Gate:
+    """Require that what tells the same fact twice tells it alike."""
+    apart = {
+        f"{each.arm}: {text}" for each in counted for text in noted(each.receipt, SOURCES_DISAGREE)
+    }
+    if apart:
+        return unknown(
+            "sources",
+            "SourcesDisagree",
+            f"{'; '.join(sorted(apart))}: which of them is right is not known; compare the log "
+            "with the receipt, and name the gate in spec.policy.overrides once you know",
+        )
+    return passes("sources", "what is told twice is told alike, as far as told")
+
+
+def instruments(counted: Sequence[Launch]) -> Gate:
+    """Require that every launch carries the same of ours: it takes time in every step."""
+    gate = "instruments"
+    by_value, silent = _told(
+        counted,
+        lambda receipt: None if receipt.instruments is None else ", ".join(receipt.instruments),
+    )
+    left_out = {text for each in counted for text in noted(each.receipt, NOT_CARRIED)}
+    why = "".join(f"; {text}" for text in sorted(left_out))
+    if not by_value:
+        return not_applicable(gate, "NoInstruments", f"no launch carries any{why}")
+    if len(by_value) > 1:
+        return fails(gate, "Differs", f"instruments differ between arms: {_listed(by_value)}{why}")
+    if silent:
+        return unknown(gate, "NotRead", f"instruments were not seen in {', '.join(silent)}{why}")
+    return passes(gate, f"every arm carries {next(iter(by_value))}{why}", "Same")
 
 
 def log_level(counted: Sequence[Launch]) -> Gate:

@@ -19,6 +19,8 @@ PACKAGE = Path(specschedule.__file__).parent
 ENTRY_POINTS = """[vllm.stat_logger_plugins]
 specschedule = specschedule.engine.recorder:StepRecorder
 """
+EXTENDED = '\n__path__ = __import__("pkgutil").extend_path(__path__, __name__)\n'
+"""Put behind each package's own text: what is installed beside it stays in reach."""
 
 
 def deliver(folder: Path) -> list[Path]:
@@ -39,7 +41,9 @@ def deliver(folder: Path) -> list[Path]:
         for source in _sources():
             made = Path(half) / "specschedule" / source.relative_to(PACKAGE)
             made.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, made)
+            text = source.read_text(encoding="utf-8")
+            package = source.name == "__init__.py"
+            made.write_text(text + EXTENDED if package else text, encoding="utf-8")
         metadata = Path(half) / named
         metadata.mkdir()
         (metadata / "METADATA").write_text(

@@ -5,8 +5,10 @@ they are decided, in the worker's process, from attributes that are no public in
 this version does not have is left out, never guessed. Their names are those of a receipt.
 """
 
+import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,11 +16,17 @@ from specschedule.engine import page, settings
 
 _log = logging.getLogger("vllm.specschedule.fingerprint")
 
+_WARM_UP = "compile_or_warm_up_model"
+"""What vLLM calls last of a worker's start; graphs are captured in it."""
+
+_ROWS = "num_speculative_tokens_per_batch_size"
+
 
 class Fingerprint:
     """Mixed into vLLM's worker; ``collective_rpc("specschedule_fingerprint")`` calls it.
 
-    Where the environment names a port, the first worker also answers there from its start on.
+    As the environment tells it to, the first worker also answers on a port from its start on, and
+    prints its facts once it has warmed up.
     """
 
     def __new__(cls, *_: Any, **named: Any) -> "Fingerprint":
@@ -26,6 +34,7 @@ class Fingerprint:
         worker = super().__new__(cls)
         if not named.get("rank"):
             _serve(worker.specschedule_fingerprint)
+            _print_later(worker)
         return worker
 
     def specschedule_fingerprint(self) -> dict[str, Any]:
@@ -44,6 +53,30 @@ def _serve(facts: Callable[[], Mapping[str, Any]]) -> None:
         _log.warning("The fingerprint is not served: %s", fault)
 
 
+def _print_later(worker: Any) -> None:
+    """Let a worker print its facts at the end of its start, before the server is healthy."""
+    warm_up = getattr(worker, _WARM_UP, None)
+    try:
+        if not settings.told(os.environ, settings.FINGERPRINT_LOG) or warm_up is None:
+            return
+    except ValueError as fault:
+        _log.warning("The fingerprint is not printed: %s", fault)
+        return
+
+    def then_print(*given: Any, **named: Any) -> Any:
+        done = warm_up(*given, **named)
+        try:
+            facts = json.dumps(worker.specschedule_fingerprint())
+            # Not through the logger, whose level may hide it; at one go, as others write there too.
+            sys.stdout.write(f"{settings.FINGERPRINT_LINE}{facts}\n")
+            sys.stdout.flush()
+        except Exception as fault:
+            _log.warning("The fingerprint is not printed: %s", fault)
+        return done
+
+    setattr(worker, _WARM_UP, then_print)
+
+
 def worker_facts(worker: Any) -> dict[str, Any]:
     """Return what a worker of vLLM tells of itself.
 
@@ -55,15 +88,14 @@ def worker_facts(worker: Any) -> dict[str, Any]:
     dispatcher = _at(runner, "cudagraph_dispatcher")
     manager = _at(runner, "cudagraph_manager")
     drafter = _at(runner, "drafter") or _at(runner, "speculator")
-    rows = _at(config, "speculative_config.num_speculative_tokens_per_batch_size")
     facts = {
         "modelRunner": _runner(runner),
         "graphMode": _graph_mode(dispatcher, manager, config),
         "capturedSizes": _captured(dispatcher, manager),
         "attentionBackend": _backends(runner),
-        "drafter": type(drafter).__name__ if drafter is not None else None,
+        "drafterClass": type(drafter).__name__ if drafter is not None else None,
         "asyncScheduling": _at(config, "scheduler_config.async_scheduling"),
-        "schedule": [list(row) for row in rows] if rows else None,
+        "schedule": _schedule(_at(config, "speculative_config")),
         "numSpeculativeTokens": _at(config, "speculative_config.num_speculative_tokens"),
         "enforceEager": _at(config, "model_config.enforce_eager"),
         "graphsCaptured": _counted(),
@@ -116,6 +148,13 @@ def _graph_mode(dispatcher: Any, manager: Any, config: Any) -> str | None:
     else:
         mode = _at(config, "compilation_config.cudagraph_mode")
     return getattr(mode, "name", None)
+
+
+def _schedule(speculative: Any) -> list[list[int]] | None:
+    """Return the rows in effect; none of them where the worker knows of no schedule."""
+    if speculative is None or not hasattr(speculative, _ROWS):
+        return None
+    return [list(row) for row in getattr(speculative, _ROWS) or []]
 
 
 def _captured(dispatcher: Any, manager: Any) -> list[int] | None:

@@ -14,6 +14,8 @@ SCHEDULER_PORT = "SPECSCHEDULE_SCHEDULER_PORT"
 """Port on loopback for the scheduler's steps; the engine core's process listens there."""
 FINGERPRINT_PORT = "SPECSCHEDULE_FINGERPRINT_PORT"
 """Port on loopback for the worker's facts; the first worker's process listens there."""
+FINGERPRINT_LOG = "SPECSCHEDULE_FINGERPRINT_LOG"
+"""``1`` lets the first worker print its facts once it has warmed up, in one line."""
 TTFT = "SPECSCHEDULE_SLO_TTFT_MS"
 """Limit of the time to first token, in milliseconds."""
 TPOT = "SPECSCHEDULE_SLO_TPOT_MS"
@@ -26,6 +28,9 @@ TABLE = "SPECSCHEDULE_TABLE"
 """File with the rows of a schedule, as JSON, for the context-axis scheduler."""
 SECRET = "SPECSCHEDULE_PROBE_SECRET"
 """What a request must carry to switch the probe scheduler's table."""
+
+FINGERPRINT_LINE = "specschedule.engine.fingerprint: "
+"""Begins the line that the first worker prints; one JSON object follows."""
 
 STEPS_KEPT = 65_536
 """Steps kept where nothing is said: some minutes of a busy engine, about 30 MB."""
@@ -69,6 +74,15 @@ def port(environment: Environment, name: str) -> int | None:
     if name not in environment:
         return None
     return _whole(environment, name, 1, 65_535, "a port")
+
+
+def told(environment: Environment, name: str) -> bool:
+    """Read a switch; off where the variable is absent.
+
+    Raises:
+        SettingError: It is neither 0 nor 1.
+    """
+    return bool(_whole({name: "0", **environment}, name, 0, 1, "a switch"))
 
 
 def steps_kept(environment: Environment) -> int:

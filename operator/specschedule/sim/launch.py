@@ -13,11 +13,13 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked
 
 from specschedule.core import schedule as schedules
+from specschedule.engine import settings
 from specschedule.sim.arguments import Arguments, Refused
 from specschedule.sim.engine import Graphs, Settings, TokensFor
 from specschedule.sim.faults import Fault, Planted
 from specschedule.sim.worlds import World
 from specschedule.vllm_facts import flags
+from specschedule.vllm_facts.instruments import FINGERPRINT
 
 VERSION = "0.32.0"
 """vLLM version that the simulated engine answers for."""
@@ -129,6 +131,8 @@ class Launch:
     """Why the scheduler cannot be built, in vLLM's words."""
     buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     json_logs: bool = False
+    prints_facts: bool = False
+    """Whether the launch carries the fingerprint, and lets it print."""
 
     @property
     def development(self) -> bool:
@@ -238,6 +242,9 @@ def read(
             family: tuple(float(edge) for edge in edges)
             for family, edges in (arguments.json("--custom-histogram-buckets") or {}).items()
         },
+        prints_facts=_prints_facts(
+            arguments.text("--worker-extension-cls"), environment, read_file
+        ),
         json_logs=(arguments.json("--logging-config") or {}).get("formatter") == "json",
     )
     launch = replace(launch, json_logs=launch.json_logs or launch.hits(Fault.JSON_LOGS))
@@ -363,6 +370,33 @@ def _runner(world: World, config: SpeculativeConfig | None, environment: Mapping
     if forced in ("0", "1"):
         return "V2" if forced == "1" else "V1"
     return "V1" if lacking else world.runner
+
+
+def _prints_facts(
+    extension: str | None,
+    environment: Mapping[str, str],
+    read_file: Callable[[str], str] | None,
+) -> bool:
+    """Say whether the worker's extension is the fingerprint, and is turned on.
+
+    Raises:
+        Refused: No folder of PYTHONPATH holds it, so that vLLM's worker could not load it.
+    """
+    if extension != FINGERPRINT:
+        return False
+    if read_file is not None and not any(
+        _readable(f"{folder}/specschedule/engine/fingerprint.py", read_file)
+        for folder in environment.get("PYTHONPATH", "").split(":")
+    ):
+        raise Refused("ModuleNotFoundError: No module named 'specschedule'")
+    return environment.get(settings.FINGERPRINT_LOG) == "1"
+
+
+def _readable(path: str, read_file: Callable[[str], str]) -> bool:
+    try:
+        return bool(read_file(path))
+    except OSError:
+        return False
 
 
 def _listed(value: str | None) -> tuple[str, ...]:

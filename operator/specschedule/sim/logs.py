@@ -56,6 +56,10 @@ class EngineLog:
         if not self._as_json:
             self._write(f"INFO:     {message}\n")
 
+    def printed(self, text: str) -> None:
+        """Write a line that no logger writes."""
+        self._write(f"{text}\n")
+
     def raw(self, process: str, text: str) -> None:
         """Write lines that no logger formats, such as a traceback, under a process prefix."""
         for line in text.split("\n"):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hmac
+import json
 import signal
 import time
 import uuid
@@ -11,6 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
+from specschedule.engine import settings
 from specschedule.sim import api, startup, text
 from specschedule.sim.api import ApiError, Asked
 from specschedule.sim.engine import Engine, Request, StepFault
@@ -90,7 +92,12 @@ class Server:
             await asyncio.wait_for(self._stopping.wait(), seconds)
         if self._stopping.is_set():
             return False
-        return self._say(startup.after_load(self.launch))
+        if not self._say(startup.after_load(self.launch)):
+            return False
+        if self.launch.prints_facts:
+            facts = json.dumps(startup.worker_facts(self.launch))
+            self._log.printed(f"{settings.FINGERPRINT_LINE}{facts}")
+        return True
 
     async def _serve(self) -> int:
         steps = asyncio.ensure_future(self._step_on())

@@ -205,6 +205,28 @@ def captured_sizes(launch: Launch) -> list[int]:
     return [size for size in sizes if size <= largest]
 
 
+def worker_facts(launch: Launch) -> dict[str, Any]:
+    """Return what the fingerprint tells of the worker; one without a GPU has no device to tell."""
+    downgraded = launch.hits(Fault.WORKER_DOWNGRADE) and launch.settings.graphs is Graphs.PIECEWISE
+    sizes = captured_sizes(launch)
+    facts = {
+        "modelRunner": launch.runner,
+        "graphMode": "PIECEWISE" if downgraded else launch.graphs_config,
+        "capturedSizes": sizes,
+        "attentionBackend": BACKEND,
+        "asyncScheduling": True,
+        "enforceEager": launch.eager,
+        "graphsCaptured": len(sizes) * (2 if launch.settings.graphs is Graphs.FULL else 1),
+    }
+    if launch.speculative is not None:
+        facts |= {
+            "drafterClass": "SimulatedDrafter",
+            "schedule": [list(row) for row in launch.rows or ()],
+            "numSpeculativeTokens": launch.settings.max_tokens,
+        }
+    return facts
+
+
 def config_hash(launch: Launch) -> str:
     """Return ten hex digits of the configuration; as in vLLM, the schedule is not part of it."""
     key = f"{launch.model} {launch.speculative is not None} {launch.max_model_len}"

@@ -178,6 +178,7 @@ def _facts(
         attention_backend=text("--attention-backend") or _text(attention.get("backend")),
         quantization=text("--quantization"),
         scheduler_class=text("--scheduler-cls"),
+        worker_extension=text("--worker-extension-cls"),
         kv_role=_text(role),
         speculative=speculative,
         arguments=[str(item) for item in container.get(field) or []],

@@ -47,6 +47,7 @@ def with_speculative(
     speculative: Mapping[str, Any] | None,
     *,
     graph_mode: str | None = None,
+    added: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> ArgumentEdit | Unreadable:
     """Return the edit that gives the server exactly this speculative config.
@@ -56,6 +57,7 @@ def with_speculative(
             ``--config`` file holds is checked there.
         speculative: The config; None takes the argument away in all its forms.
         graph_mode: ``cudagraph_mode`` to add to the compilation config; None leaves that alone.
+        added: More arguments to put behind all others.
         environment: As for ``read_container``.
     """
     launch = launch_of(container, environment)
@@ -63,10 +65,37 @@ def with_speculative(
         return launch
     try:
         extra = _compilation(launch, graph_mode) if graph_mode is not None else []
+        extra += added
         edited = _edit(container, launch, speculative, extra)
         if isinstance(edited, Unreadable):
             return edited
         return _proven(container, launch, edited, speculative, extra, graph_mode, environment)
+    except FlagError as error:
+        return refuse(container, "UnsupportedArgumentForm", str(error))
+
+
+def with_added(
+    container: Mapping[str, Any],
+    added: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> ArgumentEdit | Unreadable:
+    """Return the edit that puts arguments behind all others and leaves those as they are.
+
+    Args:
+        container: As for ``with_speculative``.
+        added: The arguments.
+        environment: As for ``read_container``.
+    """
+    launch = launch_of(container, environment)
+    if isinstance(launch, Unreadable):
+        return launch
+    try:
+        edited = _render(container, launch, {}, added)
+        if isinstance(edited, Unreadable):
+            return edited
+        speculative = speculative_of(scan(launch.tokens))
+        return _proven(container, launch, edited, speculative, added, None, environment)
     except FlagError as error:
         return refuse(container, "UnsupportedArgumentForm", str(error))
 

@@ -31,6 +31,12 @@ class _Known:
 
 _KNOWN: tuple[_Known, ...] = (
     _Known(
+        "InstrumentsNotFound",
+        re.compile(r"No module named 'specschedule\b|unrecognized arguments: .*--worker-extension"),
+        "vLLM does not find, or does not know, what was delivered to it: write a PYTHONPATH that "
+        "the image sets into the container's env too, or let the operator run without instruments",
+    ),
+    _Known(
         "TokenBudget",
         re.compile(
             r"max_num_scheduled_tokens is set to (?P<n>-\d+|0)\b"

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeGuard
 
+from pydantic import ValidationError
+
+from specschedule.core.evidence import Receipt
 from specschedule.core.receipts import (
     ASYNC_DISABLED,
     CAPTURE_TRUNCATED,
@@ -21,6 +24,7 @@ from specschedule.core.receipts import (
     SCHEDULE_DISABLED,
     TUNED,
 )
+from specschedule.engine.settings import FINGERPRINT_LINE
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d\b")
@@ -71,6 +75,7 @@ _CAPTURED = re.compile(r"'cudagraph_capture_sizes': (\[[\d, ]*\])")
 _ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _BACKEND = re.compile(r"Using (\S+) attention backend|Using (\S+_ATTN\S*|FLASHINFER\S*) backend")
+_FINGERPRINT = re.compile(re.escape(FINGERPRINT_LINE) + r"(\{.*\})")
 _COMPILE_HASH = re.compile(r"torch_compile_cache/([0-9a-f]{10})")
 _AUTOTUNE_HASH = re.compile(r"flashinfer_autotune_cache/[^/]+/[^/]+/([0-9a-f]{64})")
 
@@ -99,6 +104,10 @@ class LogFacts:
     caches_warm: bool | None = None
     level_hides_warnings: bool | None = None
     notes: list[str] = field(default_factory=list)
+    by_silence: set[str] = field(default_factory=set)
+    """Which of these no line tells: vLLM would have said otherwise."""
+    fingerprint: Receipt | None = None
+    """What the worker itself printed, where the launch carries the fingerprint."""
 
 
 def messages(text: str) -> Iterable[str]:
@@ -140,6 +149,7 @@ def read_log(text: str) -> LogFacts:
         _BACKEND: _backend,
         _COMPILE_HASH: _compile_hash,
         _AUTOTUNE_HASH: _autotune_hash,
+        _FINGERPRINT: _fingerprint,
     }
     overrides: list[str] = []
     informs = started = warns = warm = False
@@ -171,12 +181,17 @@ def _conclude(
     facts: LogFacts, *, informs: bool, started: bool, overrides: list[str], warm: bool
 ) -> None:
     kinds = {note.split(":", 1)[0] for note in facts.notes}
-    if facts.model_runner is None and (RUNNER_FALLBACK in kinds or (informs and started)):
+    if facts.model_runner is None and RUNNER_FALLBACK in kinds:
         facts.model_runner = "V1"
+    elif facts.model_runner is None and informs and started:
+        facts.model_runner = "V1"
+        facts.by_silence.add("model_runner")
     if ASYNC_DISABLED in kinds:
         facts.async_scheduling = False
     elif facts.async_scheduling is None and informs and started:
-        facts.async_scheduling = True
+        # vLLM switches it off on CPUs and does not say so.
+        facts.async_scheduling = facts.device != "cpu"
+        facts.by_silence.add("async_scheduling")
     for message in overrides:
         # Later lines come from the worker, whose word is the last one.
         if (mode := _overridden_to(message)) and facts.graph_mode != "NONE":
@@ -191,6 +206,7 @@ def _conclude(
     if facts.device == "cpu" and facts.attention_backend is None:
         # vLLM has one backend for CPUs and does not name it.
         facts.attention_backend = "CPU_ATTN"
+        facts.by_silence.add("attention_backend")
 
 
 def _overridden_to(message: str) -> str | None:
@@ -268,6 +284,15 @@ def _kv_tokens(facts: LogFacts, match: re.Match[str]) -> None:
 def _backend(facts: LogFacts, match: re.Match[str]) -> None:
     # The target's backend is chosen first, the drafter's after it.
     facts.attention_backend = facts.attention_backend or match.group(1) or match.group(2)
+
+
+def _fingerprint(facts: LogFacts, match: re.Match[str]) -> None:
+    if facts.fingerprint is not None:
+        return
+    try:
+        facts.fingerprint = Receipt.model_validate_json(match.group(1))
+    except ValidationError:  # It is cut off, or another version of ours wrote it.
+        return
 
 
 def _compile_hash(facts: LogFacts, match: re.Match[str]) -> None:

@@ -27,6 +27,9 @@ WAITING = "vllm:num_requests_waiting"
 TTFT = "vllm:time_to_first_token_seconds"
 TPOT = "vllm:request_time_per_output_token_seconds"
 E2E = "vllm:e2e_request_latency_seconds"
+RECORDER_ON = "specschedule_engine_recorder_on"
+"""Our own, in an engine that carries the recorder: 0 once it has switched itself off."""
+
 HISTOGRAMS = {"ttft": TTFT, "tpot": TPOT, "e2e": E2E}
 """Histogram of one value per request, in seconds, by the limit of the SLO that it answers."""
 
@@ -59,6 +62,8 @@ class Scrape:
     preemptions: float | None = None
     running: float | None = None
     waiting: float | None = None
+    recorder_on: bool | None = None
+    """Whether the recorder counts, where the engine carries one."""
     drafts_by_engine: tuple[tuple[str, float, float], ...] = ()
     """(engine, drafts, accepted tokens)."""
 
@@ -87,6 +92,7 @@ def read_metrics(text: str) -> Scrape:
         values = [value for _, value in samples.get(name, []) if value == value]
         return sum(values) if values else None
 
+    recorder = [value for _, value in samples.get(RECORDER_ON, [])]
     return Scrape(
         kv_cache_tokens=_kv_cache_tokens(labels for labels, _ in samples.get(CACHE_CONFIG, [])),
         drafts=total(DRAFTS),
@@ -95,6 +101,7 @@ def read_metrics(text: str) -> Scrape:
         preemptions=total(PREEMPTIONS),
         running=total(RUNNING),
         waiting=total(WAITING),
+        recorder_on=min(recorder) == 1.0 if recorder else None,
         drafts_by_engine=_by_engine(samples),
     )
 
@@ -115,7 +122,7 @@ def histograms_in(text: str) -> list[str]:
     return re.findall(pattern, text, re.MULTILINE)
 
 
-def _samples(text: str, wanted: tuple[str, ...] = _SCALARS) -> Samples:
+def _samples(text: str, wanted: tuple[str, ...] = (*_SCALARS, RECORDER_ON)) -> Samples:
     """Return the samples of some families; a page's other families cost time only."""
     lines = [
         line

@@ -1,9 +1,14 @@
-"""The receipt of a launch, from what its server says: endpoints, metrics and start-up log."""
+"""The receipt of a launch, from what its server says: endpoints, metrics, log and fingerprint."""
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from specschedule.core.evidence import Receipt
+from specschedule.core.receipts import SCHEDULE_DISABLED, SOURCES_DISAGREE
 from specschedule.vllm_facts.logs import LogFacts, read_log
 from specschedule.vllm_facts.metrics import read_metrics
 from specschedule.vllm_facts.plain import items, mapping
@@ -16,6 +21,16 @@ _GRAPH_MODES: dict[object, str] = {
     (2, 1): "FULL_AND_PIECEWISE",
 }
 """How /server_info writes a CUDA graph mode."""
+
+_TOLD_TWICE = (
+    "model_runner",
+    "graph_mode",
+    "attention_backend",
+    "async_scheduling",
+    "num_speculative_tokens",
+    "schedule",
+)
+"""Facts that gates rest on and that worker and log both tell."""
 
 
 def read_receipt(
@@ -35,8 +50,9 @@ def read_receipt(
         models: Body of ``GET /v1/models``.
         log_text: The server's log from its beginning.
 
-    What the worker decides (graph mode) counts before what was configured; what nothing tells
-    stays absent.
+    What the worker decides (graph mode) counts before what was configured, and its own fingerprint
+    before what others say of it; where those disagree, a note says so. What nothing tells stays
+    absent.
     """
     log = read_log(log_text) if log_text else LogFacts()
     info = mapping(server_info)
@@ -48,7 +64,7 @@ def read_receipt(
     scrape = read_metrics(metrics_text) if metrics_text else None
     forced = {"1": "V2", "0": "V1"}.get(str(environment.get("VLLM_USE_V2_MODEL_RUNNER")))
     told_schedule = "num_speculative_tokens_per_batch_size" in speculative
-    return Receipt(
+    outside = Receipt(
         engine_version=_text(mapping(version).get("version")) or log.version,
         model=_text(model.get("model")) or log.model,
         model_revision=_text(model.get("revision")) or log.revision,
@@ -75,8 +91,69 @@ def read_receipt(
         autotune_hash=log.autotune_hash,
         caches_warm=log.caches_warm,
         log_level_hides_warnings=log.level_hides_warnings,
-        notes=log.notes + _switched_off(log, speculative, told_schedule) or None,
     )
+    notes = [*log.notes, *_disagreements(log.fingerprint, outside, log.by_silence)]
+    receipt = _first_of(log.fingerprint or Receipt(), outside)
+    if log.schedule_asked is not None and (receipt.schedule == [] or _dropped(speculative)):
+        notes.append(
+            f"{SCHEDULE_DISABLED}: the running configuration has no schedule although one was "
+            "asked for"
+        )
+    carried = [
+        *(["fingerprint"] if log.fingerprint else []),
+        *(["counters"] if scrape and scrape.recorder_on else []),
+    ]
+    return receipt.model_copy(update={"instruments": carried or None, "notes": notes or None})
+
+
+def with_gpu_label(receipt: Receipt, label: str | None) -> Receipt:
+    """Add the product that a node's label names: the device's own word counts before it.
+
+    Args:
+        receipt: What the server tells.
+        label: The product as a device plugin's label spells it; None where there is no label.
+    """
+    if label is None:
+        return receipt
+    if receipt.gpu is None:
+        return receipt.model_copy(update={"gpu": label})
+    # A label may go on, such as -SHARED, or leave out the maker.
+    one, other = (re.sub(r"[^a-z0-9]", "", text.lower()) for text in (receipt.gpu, label))
+    if one in other or other in one:
+        return receipt.model_copy(update={"gpu": label})
+    note = f"{SOURCES_DISAGREE}: gpu is {receipt.gpu} in the worker and {label} by the node's label"
+    return receipt.model_copy(update={"notes": [*(receipt.notes or []), note]})
+
+
+def _first_of(inside: Receipt, outside: Receipt) -> Receipt:
+    """Join two receipts, the first one's facts before the other's."""
+    told = {fact: value for fact, value in inside if value is not None}
+    if inside.gpu is not None:
+        # As device plugins spell it in a node's labels.
+        told["gpu"] = inside.gpu.replace(" ", "-")
+    return outside.model_copy(update=told)
+
+
+def _disagreements(
+    inside: Receipt | None, outside: Receipt, by_silence: Collection[str]
+) -> list[str]:
+    """Note each fact that worker and log both tell, and not the same."""
+    if inside is None:
+        return []
+    notes = []
+    for fact in _TOLD_TWICE:
+        ours, theirs = getattr(inside, fact), getattr(outside, fact)
+        if ours is None or theirs is None or fact in by_silence or ours == theirs:
+            continue
+        # The log names the backend of the model, the worker all of them.
+        if fact == "attention_backend" and theirs in ours.split(", "):
+            continue
+        said, other = json.dumps(ours), json.dumps(theirs)
+        notes.append(
+            f"{SOURCES_DISAGREE}: {to_camel(fact)} is {said} in the worker and {other} by what "
+            "the server says outside it"
+        )
+    return notes
 
 
 def adapters(models: Mapping[str, Any] | None) -> list[str] | None:
@@ -100,14 +177,10 @@ def _configured_mode(config: Mapping[str, Any]) -> str | None:
     return mode if mode == "NONE" else None
 
 
-def _switched_off(log: LogFacts, speculative: Mapping[str, Any], told_schedule: bool) -> list[str]:
-    """Note a schedule that was asked for and is not in the running configuration."""
-    asked, told = log.schedule_asked, speculative.get("num_speculative_tokens_per_batch_size")
-    if told_schedule and told is None and asked is not None:
-        return [
-            "ScheduleDisabled: the running configuration has no schedule although one was asked for"
-        ]
-    return []
+def _dropped(speculative: Mapping[str, Any]) -> bool:
+    """Say whether /server_info tells that no schedule is in effect."""
+    key = "num_speculative_tokens_per_batch_size"
+    return key in speculative and speculative[key] is None
 
 
 def _rows(value: object) -> list[list[int]] | None:

@@ -17,6 +17,7 @@ from specschedule.core.observed import TrialSpec
 from specschedule.core.spec import SecretKeyReference
 from specschedule.core.visit import Visit
 from specschedule.wire import names
+from specschedule.wire.delivery import Delivery, deliver
 
 LOAD_PORT = 9100
 """Port of the load process's own counters."""
@@ -85,6 +86,7 @@ def trial_pod(
     arguments: tuple[str, Sequence[str]] | None,
     priority_class: str | None,
     deadline_seconds: int,
+    delivery: Delivery | None = None,
 ) -> dict[str, Any]:
     """Return the pod of a launch, owned by its SpecTrial.
 
@@ -98,6 +100,7 @@ def trial_pod(
         priority_class: Class of pods that anything may preempt; None leaves the default.
         deadline_seconds: The pod ends by itself after this long, so that a GPU is given back even
             when no operator is alive.
+        delivery: What runs inside the engine besides; None for nothing.
     """
     template = deployment["spec"]["template"]
     pod = copy.deepcopy(template["spec"])
@@ -108,6 +111,8 @@ def trial_pod(
     if arguments is not None:
         field, whole = arguments
         server[field] = list(whole)
+    if delivery is not None and delivery.instruments.carried:
+        deliver(pod, server, delivery)
     if "readinessProbe" not in server:
         server["readinessProbe"] = {
             "httpGet": {"path": "/health", "port": port},
@@ -133,6 +138,8 @@ def trial_pod(
     }
     if dropped:
         annotations[names.DROPPED] = ", ".join(dropped)
+    if delivery is not None and delivery.instruments.left_out:
+        annotations[names.NOT_CARRIED] = "; ".join(delivery.instruments.left_out)
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -10,7 +10,7 @@ from typing import Any
 
 from specschedule.core.evidence import Receipt
 from specschedule.core.observed import PodFacts
-from specschedule.wire import names
+from specschedule.wire import delivery, names
 
 _IMAGE_WAITS = frozenset(
     {
@@ -23,6 +23,8 @@ _IMAGE_WAITS = frozenset(
         "SignatureValidationFailed",
     }
 )
+
+_WITHOUT = "; where that cannot be mended, let the operator run without instruments"
 
 _DISRUPTIONS = {
     "PreemptionByScheduler": "Preempted",
@@ -199,7 +201,10 @@ def _end(
     for each in status.get("initContainerStatuses") or []:
         init = (each.get("state") or {}).get("terminated")
         if init and init.get("exitCode"):
-            return _death(init, f"init container {each['name']}")
+            reason, words = _death(init, f"init container {each['name']}")
+            if each["name"] == delivery.NAME and reason != "NodeLost":
+                return "NotDelivered", words + _WITHOUT
+            return reason, words
     return "Exited", status.get("message") or f"the pod ended in phase {status.get('phase')}"
 
 
@@ -230,5 +235,7 @@ def _waiting(status: Mapping[str, Any], server: Mapping[str, Any]) -> tuple[str 
         if named in (None, "ContainerCreating", "PodInitializing"):
             continue
         words = f"container {each['name']}: {named}: {waiting.get('message') or ''}".rstrip(": ")
+        if named in _IMAGE_WAITS and each["name"] == delivery.NAME:
+            return "NotDelivered", words + _WITHOUT
         return ("ImagePull" if named in _IMAGE_WAITS else None), words
     return None

@@ -124,6 +124,7 @@ def test_the_operator_is_told_image_prometheus_and_priority_class(helm: Helm) ->
     assert environment(objects) == {
         "SPECSCHEDULE_IMAGE": "registry/specschedule:dev",
         "SPECSCHEDULE_IMAGE_PULL_POLICY": "Never",
+        "SPECSCHEDULE_INSTRUMENTS": "true",
         "SPECSCHEDULE_PRIORITY_CLASS": "specschedule-trial",
         "SPECSCHEDULE_PROMETHEUS_URL": "http://prometheus.monitoring:9090",
         "HTTPS_PROXY": "http://proxy:3128",

@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from specschedule.adapters.kubernetes.api import AlreadyExists, Api, Object, Unprocessable
-from specschedule.adapters.kubernetes.observe import Observer, container_name, target_name
+from specschedule.adapters.kubernetes.observe import Observer
+from specschedule.adapters.kubernetes.schedules import container_name, target_name
 from specschedule.core.observed import (
     Action,
     CreateTrial,
@@ -37,8 +38,10 @@ from specschedule.vllm_facts.arguments import (
     read_container,
     with_speculative,
 )
+from specschedule.vllm_facts.instruments import Instruments, arm_arguments, observing
 from specschedule.vllm_facts.target import sourced_environment
 from specschedule.wire import events, jobs, manifests, names, patches, statuses
+from specschedule.wire.delivery import Delivery, clash
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +50,13 @@ class Settings(NamedTuple):
     """What the operator adds to the pods it makes."""
 
     image: str
-    """Image of load jobs."""
+    """Image of load jobs, and of what trial pods carry."""
     image_pull_policy: str = "IfNotPresent"
     """Their imagePullPolicy."""
     priority_class: str | None = None
     """PriorityClass of trial pods and load jobs."""
+    instruments: bool = False
+    """Whether trial pods carry what observes the engine from inside."""
 
 
 class Actor:
@@ -192,18 +197,28 @@ class Actor:
             raise Conflict("the target's pod template changed since the launch was planned")
         if plan.unchanged and facts.server.arguments != plan.incumbent_arguments:
             raise Conflict("the target's arguments changed since the launch was planned")
-        arguments = None
-        if not plan.unchanged:
-            edit = self._edit(schedule, deployment, plan.speculative, plan.graph_mode)
-            arguments = edit.field, edit.new
+        container, environment = self._container(schedule, deployment)
+        carried = self._instruments(deployment, container, facts.server, spec, environment)
+        edit = arm_arguments(
+            container,
+            speculative="unchanged" if plan.unchanged else plan.speculative,
+            graph_mode=plan.graph_mode,
+            instruments=carried,
+            environment=environment,
+        )
+        if isinstance(edit, Unreadable):
+            raise Refused(edit.message)
         pod = manifests.trial_pod(
             deployment,
             trial,
             container=facts.server.container,
             port=facts.server.port,
-            arguments=arguments,
+            arguments=(edit.field, edit.new) if edit else None,
             priority_class=self._settings.priority_class,
             deadline_seconds=int(spec.experiment.deadline) + 3600,
+            delivery=Delivery(
+                carried, self._settings.image, self._settings.image_pull_policy, environment
+            ),
         )
         services = self._api.list("services", key.namespace)
         if selecting := names.selecting(services, pod["metadata"]["labels"]):
@@ -263,29 +278,39 @@ class Actor:
         return deployment
 
     def _edit(
-        self,
-        schedule: Object,
-        deployment: Object,
-        speculative: Mapping[str, Any] | None,
-        graph_mode: str | None = None,
+        self, schedule: Object, deployment: Object, speculative: Mapping[str, Any] | None
     ) -> ArgumentEdit:
-        pod_spec = deployment["spec"]["template"]["spec"]
-        container = find_container(pod_spec, container_name(schedule))
-        if isinstance(container, Unreadable):
-            raise Refused(container.message)
-        environment = self._environment(deployment, container)
-        edit = with_speculative(
-            container, speculative, graph_mode=graph_mode, environment=environment
-        )
+        container, environment = self._container(schedule, deployment)
+        edit = with_speculative(container, speculative, environment=environment)
         if isinstance(edit, Unreadable):
             raise Refused(edit.message)
         return edit
 
-    def _environment(self, deployment: Object, container: Mapping[str, Any]) -> Mapping[str, str]:
-        """Return the variables that arguments may refer to and that come from ConfigMaps."""
-        namespace = deployment["metadata"]["namespace"]
-        maps = self._observer.config_maps(namespace, deployment["spec"]["template"]["spec"])
-        return sourced_environment(container, maps)
+    def _container(
+        self, schedule: Object, deployment: Object
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """Return the vLLM container, and its variables that come from ConfigMaps."""
+        pod_spec = deployment["spec"]["template"]["spec"]
+        container = find_container(pod_spec, container_name(schedule))
+        if isinstance(container, Unreadable):
+            raise Refused(container.message)
+        maps = self._observer.config_maps(deployment["metadata"]["namespace"], pod_spec)
+        return container, sourced_environment(container, maps)
+
+    def _instruments(
+        self,
+        deployment: Object,
+        container: Mapping[str, Any],
+        server: ServerFacts,
+        spec: Spec,
+        environment: Mapping[str, str],
+    ) -> Instruments:
+        """Return what trial pods of this target carry, whichever their arm is."""
+        if not self._settings.instruments:
+            return Instruments()
+        if why := clash(deployment["spec"]["template"]["spec"], server.container):
+            return Instruments(left_out=(f"nothing can be delivered: {why}",))
+        return observing(container, server, spec.slo, environment)
 
     def _write_target(self, key: Key, action: SetSpeculative | RestoreArguments) -> None:
         """Change the one argument of the target, and nothing else, if nothing else changed."""
@@ -331,8 +356,7 @@ class Actor:
         An argument that somebody else changed meanwhile stays theirs: only where the rest of the
         list is as it was does the whole old list come back, byte for byte.
         """
-        container = find_container(deployment["spec"]["template"]["spec"], container_name(schedule))
-        assert not isinstance(container, Unreadable)
+        container, environment = self._container(schedule, deployment)
         now = list(container.get(action.field) or [])
         whole = ArgumentEdit(field=action.field, old=now, new=list(action.arguments))
         if now == whole.new:
@@ -340,7 +364,6 @@ class Actor:
         if server.speculative != action.expected:
             raise Conflict("the target's speculative argument is not the one we wrote")
         before = {**container, action.field: whole.new}
-        environment = self._environment(deployment, container)
         rest = _without_speculative(container, environment)
         if rest is not None and rest == _without_speculative(before, environment):
             return whole

@@ -1,22 +1,25 @@
 """Gathers the facts of one SpecSchedule: one list per kind, whatever the number of launches."""
 
-import json
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.alias_generators import to_camel
 
-from specschedule.adapters import engine
 from specschedule.adapters.kubernetes.api import Api, Object
 from specschedule.adapters.kubernetes.capacity import Capacity
+from specschedule.adapters.kubernetes.schedules import (
+    ahead,
+    container_name,
+    first_fault,
+    schedule_facts,
+    target_name,
+)
+from specschedule.adapters.kubernetes.servers import Servers, served_adapters
 from specschedule.core.evidence import Receipt
 from specschedule.core.observed import (
     Observed,
     PodFacts,
-    ScheduleFacts,
     TargetFacts,
     TrialFacts,
     TrialSpec,
@@ -29,21 +32,14 @@ from specschedule.core.visit import VisitEnded
 from specschedule.ports import Key, Metrics, Unavailable
 from specschedule.vllm_facts.failures import start_failure
 from specschedule.vllm_facts.logs import compiled_at
-from specschedule.vllm_facts.receipt import adapters, read_receipt
 from specschedule.vllm_facts.target import pod_gpus, target_facts
 from specschedule.wire import jobs, names, pods
 
 log = logging.getLogger(__name__)
 
-_COUNT = re.compile(r"[0-9]{1,9}")
-_LOG_HEAD_BYTES = 1 << 20
 _LAST_LINES = 400
 _SLOW_SECONDS = 10.0
 """A pod that is not there or not begun after this long has a reason that its status lacks."""
-_RECEIPTS_KEPT = 256
-"""A receipt is kept only until it is recorded; a lost one is read again."""
-_GPU_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "gpu.intel.com/product")
-_DRIVER_LABELS = ("nvidia.com/cuda.driver-version.full", "amd.com/gpu.driver-version")
 
 
 class Observer:
@@ -70,7 +66,7 @@ class Observer:
         self._prometheus_url = prometheus_url
         self._clock = clock
         self._capacity = Capacity(api)
-        self._receipts: dict[str, Receipt] = {}
+        self._servers = Servers(api)
 
     def observe(self, key: Key) -> Observed | None:
         """Gather the facts; None when the SpecSchedule is gone."""
@@ -94,7 +90,7 @@ class Observer:
             metrics=metrics,
             serving=serving,
             prompts=self._prompts(key.namespace, spec) if spec else None,
-            other_run=_ahead(schedules, mine),
+            other_run=ahead(schedules, mine),
         )
 
     def target(self, schedule: Object) -> TargetFacts | Unreadable:
@@ -137,7 +133,7 @@ class Observer:
         server = facts.server
         if isinstance(server, Unreadable) or not server.enable_lora:
             return facts
-        served = server.model_copy(update={"adapters": _adapters(serving, server.port)})
+        served = server.model_copy(update={"adapters": served_adapters(serving, server.port)})
         return facts.model_copy(update={"server": served})
 
     def config_maps(
@@ -223,63 +219,20 @@ class Observer:
         over = status.ended_at is not None
         last_line = None
         if pods.server_ended(pod) and not over:
-            said = self._log(pod, container, tail_lines=_LAST_LINES)
+            said = self._servers.log(pod, container, tail_lines=_LAST_LINES)
             last_line = last_words(said or "", pods.exit_code(pod))
         seen = pods.pod_facts(pod, was_ready=status.ready_at is not None, last_line=last_line)
         if seen.phase == "Pending" and seen.reason is None and self._slow(seen.created_at):
             seen = seen.model_copy(update={"message": self._warning(pod) or seen.message})
         if seen.phase == "Ready" and not over and status.receipt == Receipt():
-            receipt = self._receipt(pod, container)
+            receipt = self._servers.receipt(pod, container)
             seen = seen.model_copy(update={"receipt": receipt})
         if job and visit and visit.phase != "Running" and seen.phase == "Ready" and not over:
             since = job["metadata"]["creationTimestamp"]
-            said = self._log(pod, container, since=since, timestamps=True)
+            said = self._servers.log(pod, container, since=since, timestamps=True)
             compiled = None if said is None else compiled_at(said)
             seen = seen.model_copy(update={"compiled_at": compiled})
         return seen
-
-    def _receipt(self, pod: Object, container: str) -> Receipt:
-        """Read the facts of a launch, once: a receipt that lacks an answer is read again."""
-        uid = pod["metadata"]["uid"]
-        if known := self._receipts.get(uid):
-            return known
-        base_url = pods.url(pod)
-        answers = engine.read(base_url) if base_url else engine.Answers(None, None, None, None)
-        receipt = read_receipt(
-            version=_json(answers.version),
-            server_info=_json(answers.server_info),
-            metrics_text=answers.metrics,
-            models=_json(answers.models),
-            log_text=self._log(pod, container, limit_bytes=_LOG_HEAD_BYTES),
-        )
-        node = pod["spec"].get("nodeName")
-        node_labels = self._node_labels(node)
-        server = next(each for each in pod["spec"]["containers"] if each["name"] == container)
-        more = {
-            "image_id": pods.image_id(pod),
-            "node": node,
-            "gpu": _first(node_labels, _GPU_LABELS),
-            "driver_version": _first(node_labels, _DRIVER_LABELS),
-            "arguments": [*(server.get("command") or []), *(server.get("args") or [])],
-            "boot_seconds": pods.boot_seconds(pod),
-        }
-        told = receipt.plain()
-        added = {k: v for k, v in more.items() if v is not None and to_camel(k) not in told}
-        receipt = receipt.model_copy(update=added)
-        if answers.version is not None and answers.metrics is not None:
-            self._receipts[uid] = receipt
-            if len(self._receipts) > _RECEIPTS_KEPT:
-                self._receipts.pop(next(iter(self._receipts)), None)
-        return receipt
-
-    def _node_labels(self, node: str | None) -> Mapping[str, str]:
-        if node is None:
-            return {}
-        try:
-            found = self._api.get("nodes", None, node)
-        except Unavailable:  # A namespaced role may not read nodes; the receipt says less then.
-            return {}
-        return (found or {}).get("metadata", {}).get("labels") or {}
 
     def _visit(self, job: Object, pods_by_owner: Mapping[str, list[Object]]) -> VisitFacts:
         pod = next(iter(pods_by_owner.get(job["metadata"]["uid"], [])), None)
@@ -325,104 +278,6 @@ class Observer:
             return None
         latest = max(warnings, key=_said_at, default=None)
         return f"{latest['reason']}: {latest['message']}" if latest else None
-
-    def _log(self, pod: Object, container: str, **options: Any) -> str | None:
-        """Return a server's log; None when it cannot be read, as when its node is lost."""
-        namespace, name = _named(pod)
-        try:
-            return self._api.log(namespace, name, container, **options)
-        except Unavailable:
-            return None
-
-
-def schedule_facts(schedule: Object) -> ScheduleFacts:
-    """Read the SpecSchedule itself."""
-    metadata = schedule["metadata"]
-    annotations = metadata.get("annotations") or {}
-    retry = annotations.get(names.RETRY, "0")
-    counted = _COUNT.fullmatch(retry) is not None
-    spec: Spec | Unreadable
-    try:
-        spec = Spec.model_validate(schedule.get("spec") or {})
-    except ValidationError as error:
-        spec = Unreadable(reason="InvalidSpec", message=f"spec.{first_fault(error)}")
-    if not counted:
-        spec = Unreadable(
-            reason="InvalidRetry",
-            message=f"annotation {names.RETRY}={retry[:20]!r} is no count: write 1, 2, 3",
-        )
-    return ScheduleFacts(
-        namespace=metadata["namespace"],
-        name=metadata["name"],
-        uid=metadata["uid"],
-        generation=metadata["generation"],
-        created_at=pods.unix(metadata["creationTimestamp"]),
-        deleting="deletionTimestamp" in metadata,
-        finalizer=names.FINALIZER in (metadata.get("finalizers") or []),
-        spec=spec,
-        approved=annotations.get(names.APPROVE),
-        retry=int(retry) if counted else 0,
-        status=schedule.get("status") or {},
-    )
-
-
-def target_name(schedule: Object) -> str | None:
-    """Return the Deployment to look at: a promotion in flight stays with the one it wrote to."""
-    status = schedule.get("status") or {}
-    written_to = (status.get("promotion") or {}).get("target")
-    if written_to and not status.get("outcome"):
-        return str(written_to)
-    named = ((schedule.get("spec") or {}).get("target") or {}).get("name")
-    return str(named) if named else None
-
-
-def container_name(schedule: Object) -> str | None:
-    """Return the container that the spec names, if it names one."""
-    named = ((schedule.get("spec") or {}).get("target") or {}).get("container")
-    return str(named) if named else None
-
-
-def first_fault(error: ValidationError) -> str:
-    """Return the first fault of a value as ``path: what is wrong``."""
-    fault = error.errors()[0]
-    path = ".".join(str(part) for part in fault["loc"])
-    return f"{path}: {fault['msg']}" if path else fault["msg"]
-
-
-def _adapters(serving: Iterable[Object], port: int) -> list[str] | None:
-    """Ask the first serving pod that is Ready for its adapters; they may come at run time."""
-    ready = next((pod for pod in serving if pods.is_ready(pod)), None)
-    url = pods.url_at(ready, port) if ready is not None else None
-    return adapters(_json(engine.models(url))) if url is not None else None
-
-
-def _ahead(schedules: Iterable[Object], mine: Object) -> str | None:
-    """Return the SpecSchedule that has the same target before this one: none, one is running.
-
-    One that is running keeps its target; of several that wait, the oldest is next.
-    """
-    target = target_name(mine)
-    rivals = [
-        each
-        for each in schedules
-        if each["metadata"]["uid"] != mine["metadata"]["uid"]
-        and target_name(each) == target
-        and not _done(each)
-        and _turn(each) < _turn(mine)
-    ]
-    return min(rivals, key=_turn)["metadata"]["name"] if rivals else None
-
-
-def _done(schedule: Object) -> bool:
-    status = schedule.get("status") or {}
-    seen = status.get("observedGeneration") == schedule["metadata"]["generation"]
-    return bool(status.get("outcome")) and seen
-
-
-def _turn(schedule: Object) -> tuple[bool, str, str]:
-    metadata, stage = schedule["metadata"], (schedule.get("status") or {}).get("stage")
-    waits = stage not in ("Measuring", "AwaitingApproval", "Promoting")
-    return waits, metadata["creationTimestamp"], metadata["name"]
 
 
 def _visit_number(job: Object) -> int:
@@ -496,18 +351,6 @@ def _config_map_names(pod_spec: Mapping[str, Any]) -> set[str]:
             if reference:
                 found.add(reference["name"])
     return found
-
-
-def _first(labels: Mapping[str, str], wanted: Iterable[str]) -> str | None:
-    return next((labels[name] for name in wanted if name in labels), None)
-
-
-def _json(text: str | None) -> Mapping[str, Any] | None:
-    try:
-        answer = json.loads(text) if text is not None else None
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) else None
 
 
 def last_words(log: str, exit_code: int | None) -> str | None:

@@ -22,6 +22,7 @@ class KubernetesWorld:
         image_pull_policy: str = "IfNotPresent",
         prometheus_url: str | None = None,
         priority_class: str | None = None,
+        instruments: bool = False,
         api: Api | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -29,15 +30,16 @@ class KubernetesWorld:
 
         Args:
             metrics: Prometheus.
-            image: Image of load jobs.
+            image: Image of load jobs, and of what trial pods carry.
             image_pull_policy: Their imagePullPolicy.
             prometheus_url: Prometheus for objects that name none.
             priority_class: PriorityClass of trial pods and load jobs; none leaves the default.
+            instruments: Whether trial pods carry what observes the engine from inside.
             api: The Kubernetes API; KUBECONFIG's, or that of the cluster around us, by default.
             clock: Unix seconds.
         """
         api = api or Api(connect())
-        settings = Settings(image, image_pull_policy, priority_class)
+        settings = Settings(image, image_pull_policy, priority_class, instruments)
         self._observer = Observer(api, metrics, prometheus_url=prometheus_url, clock=clock)
         self._actor = Actor(api, self._observer, settings, clock=clock)
 

@@ -1,0 +1,253 @@
+"""What a launch carries of ours beside the template's own: arguments and variables, for any arm.
+
+The parts themselves are in ``engine/``. They are laid into a folder that PYTHONPATH names, so
+the engine's image stays as it is. The target's own arguments are never overwritten, and what
+cannot be carried is left out with the reason: no launch fails because of an instrument.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from specschedule.core.observed import ServerFacts, Unreadable
+from specschedule.core.spec import Slo
+from specschedule.engine import settings
+from specschedule.vllm_facts.editing import ArgumentEdit, with_added, with_speculative
+from specschedule.vllm_facts.launch import refuse
+from specschedule.vllm_facts.plain import items
+
+WORKER_EXTENSION = "--worker-extension-cls"
+FINGERPRINT = "specschedule.engine.fingerprint.Fingerprint"
+SCHEDULER = "--scheduler-cls"
+PROBE = "specschedule.engine.probe.ProbeScheduler"
+ASYNC_PROBE = "specschedule.engine.probe.AsyncProbeScheduler"
+PLUGIN = "specschedule"
+"""Name of the recorder among vLLM's plugins."""
+
+_THEIRS = "SPECSCHEDULE_THEIR_"
+"""Begins the name under which a variable of the template lives on that comes from elsewhere."""
+
+_ANY_SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 1}
+
+_NEW_PATH = re.compile(r"(?:^|[\s;&|'\"])PYTHONPATH=(?!\S*\$[({]?PYTHONPATH)")
+_NO_VARIABLES = re.compile(r"\benv\s+(?:\S+\s+)*?(?:-i|--ignore-environment|-)(?:\s|$)")
+_PATH_REMOVED = re.compile(r"(?:-u\s*|--unset=|\bunset\s+(?:\w+\s+)*)PYTHONPATH\b")
+_ISOLATED = re.compile(r"\bpython[\d.]*\s+(?:-\w+\s+)*-[a-zA-Z]*[IE]")
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """What one launch carries."""
+
+    arguments: tuple[str, ...] = ()
+    """Put behind the server's own."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the server."""
+    left_out: tuple[str, ...] = ()
+    """What this target cannot carry, and why."""
+
+    @property
+    def carried(self) -> bool:
+        """Whether there is anything to deliver."""
+        return bool(self.arguments or self.variables)
+
+
+def observing(
+    container: Mapping[str, Any],
+    server: ServerFacts,
+    slo: Slo,
+    environment: Mapping[str, str] | None = None,
+) -> Instruments:
+    """Return what every arm of a run carries: the same, as it hangs on the target alone.
+
+    That is the recorder's counters of good requests, and the worker's fingerprint.
+
+    Args:
+        container: The container of the pod template.
+        server: What it runs.
+        slo: The limits that good requests meet.
+        environment: Variables from elsewhere, as for ``read_container``.
+    """
+    if hidden := _hidden(container):
+        return Instruments(left_out=(hidden.message,))
+    arguments: tuple[str, ...] = (f"{WORKER_EXTENSION}={FINGERPRINT}",)
+    variables = {
+        name: f"{seconds * 1000:g}"
+        for name, seconds in (
+            (settings.TTFT, slo.ttft),
+            (settings.TPOT, slo.tpot),
+            (settings.E2E, slo.e2e),
+        )
+        if seconds is not None
+    }
+    why = None
+    if server.worker_extension is not None:
+        why = f"it has a {WORKER_EXTENSION} of its own, {server.worker_extension}"
+    elif refused := _unable(container, arguments, environment):
+        why = refused.message
+    if why is not None:
+        said = f"container {server.container} cannot carry the fingerprint: {why}"
+        return Instruments(variables=variables, left_out=(said,))
+    return Instruments(arguments, variables | {settings.FINGERPRINT_LOG: "1"})
+
+
+def scheduled(
+    observed: Instruments,
+    container: Mapping[str, Any],
+    server: ServerFacts,
+    scheduler: str,
+    variables: Mapping[str, str],
+    environment: Mapping[str, str] | None = None,
+) -> Instruments | Unreadable:
+    """Return the instruments of an arm that also runs a scheduler of ours, or why it cannot.
+
+    Args:
+        observed: What every arm carries.
+        container: The container of the pod template.
+        server: What it runs.
+        scheduler: The class, such as ``PROBE``.
+        variables: What turns it on.
+        environment: Variables from elsewhere, as for ``read_container``.
+    """
+    if hidden := _hidden(container):
+        return hidden
+    if server.scheduler_class is not None:
+        return refuse(
+            container,
+            "SchedulerTaken",
+            f"it has a {SCHEDULER} of its own, {server.scheduler_class}, which stays",
+        )
+    arguments = (*observed.arguments, f"{SCHEDULER}={scheduler}")
+    if refused := _unable(container, arguments, environment):
+        return refused
+    return Instruments(arguments, {**observed.variables, **variables}, observed.left_out)
+
+
+def arm_arguments(
+    container: Mapping[str, Any],
+    *,
+    speculative: Mapping[str, Any] | Literal["unchanged"] | None,
+    graph_mode: str | None = None,
+    instruments: Instruments = Instruments(),
+    environment: Mapping[str, str] | None = None,
+) -> ArgumentEdit | Unreadable | None:
+    """Return the edit that makes a container's arguments those of an arm.
+
+    Args:
+        container: The container of the pod template.
+        speculative: The arm's speculative config; None serves without; ``unchanged`` keeps the
+            template's own arguments byte for byte.
+        graph_mode: As for ``with_speculative``.
+        instruments: What the launch carries.
+        environment: Variables from elsewhere, as for ``read_container``.
+
+    Returns:
+        The edit; None where there is nothing to edit.
+    """
+    if not isinstance(speculative, str):
+        return with_speculative(
+            container,
+            speculative,
+            graph_mode=graph_mode,
+            added=instruments.arguments,
+            environment=environment,
+        )
+    if not instruments.arguments:
+        return None
+    return with_added(container, instruments.arguments, environment=environment)
+
+
+def variables_with(
+    container: Mapping[str, Any],
+    instruments: Instruments,
+    folder: str,
+    environment: Mapping[str, str] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the container's ``env`` with what the instruments need.
+
+    PYTHONPATH and VLLM_PLUGINS keep what the template gives them, in whatever form; what the
+    image itself sets is not known here.
+
+    Args:
+        container: The container of the pod template.
+        instruments: What the launch carries.
+        folder: Where ``engine.deliver`` has laid the parts.
+        environment: Variables from ``envFrom``, where known.
+    """
+    sourced = environment or {}
+    entries = [
+        dict(entry)
+        for entry in items(container.get("env"))
+        if isinstance(entry, Mapping) and entry.get("name") not in instruments.variables
+    ]
+    entries = _joined(entries, "PYTHONPATH", ":", folder, sourced)
+    if "VLLM_PLUGINS" in sourced or any(e.get("name") == "VLLM_PLUGINS" for e in entries):
+        entries = _joined(entries, "VLLM_PLUGINS", ",", PLUGIN, sourced)
+    ours = [{"name": name, "value": value} for name, value in instruments.variables.items()]
+    return [*entries, *ours]
+
+
+def _joined(
+    entries: Sequence[dict[str, Any]],
+    name: str,
+    separator: str,
+    text: str,
+    sourced: Mapping[str, str],
+) -> list[dict[str, Any]]:
+    """Put a text behind the value of a variable; of several entries the last one counts."""
+    at = max((i for i, entry in enumerate(entries) if entry.get("name") == name), default=None)
+    if at is None:
+        value = f"{sourced[name]}{separator}{text}" if sourced.get(name) else text
+        return [*entries, {"name": name, "value": value}]
+    entry = entries[at]
+    if "valueFrom" in entry:
+        # Kubernetes puts in the value of a variable that stands before this one.
+        theirs = entry | {"name": f"{_THEIRS}{name}"}
+        ours = {"name": name, "value": f"$({_THEIRS}{name}){separator}{text}"}
+        return [*entries[:at], theirs, ours, *entries[at + 1 :]]
+    value = entry.get("value")
+    ours = {"name": name, "value": f"{value}{separator}{text}" if value else text}
+    return [*entries[:at], ours, *entries[at + 1 :]]
+
+
+def _hidden(container: Mapping[str, Any]) -> Unreadable | None:
+    """Return why the server would not see PYTHONPATH: it would not find what it is told to load."""
+    words = [*items(container.get("command")), *items(container.get("args"))]
+    text = " ".join(map(str, words))
+    said = {
+        "sets PYTHONPATH anew": _NEW_PATH,
+        "starts the server without the container's variables": _NO_VARIABLES,
+        "takes PYTHONPATH away": _PATH_REMOVED,
+        "starts Python isolated from PYTHONPATH": _ISOLATED,
+    }
+    what = next((what for what, pattern in said.items() if pattern.search(text)), None)
+    if what is None:
+        return None
+    return refuse(
+        container,
+        "PythonPathHidden",
+        f"its command {what}, so vLLM would not find what is delivered; let it start with the "
+        "variables of the container",
+    )
+
+
+def _unable(
+    container: Mapping[str, Any],
+    arguments: Sequence[str],
+    environment: Mapping[str, str] | None,
+) -> Unreadable | None:
+    """Return why some arm could not have arguments added, although it could be made without."""
+    instruments = Instruments(tuple(arguments))
+    forms: tuple[Mapping[str, Any] | Literal["unchanged"] | None, ...]
+    forms = ("unchanged", None, _ANY_SPECULATIVE)
+    for speculative in forms:
+        plain, carrying = (
+            arm_arguments(
+                container, speculative=speculative, instruments=each, environment=environment
+            )
+            for each in (Instruments(), instruments)
+        )
+        if isinstance(carrying, Unreadable) and not isinstance(plain, Unreadable):
+            return carrying
+    return None

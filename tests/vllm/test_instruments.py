@@ -1,0 +1,205 @@
+"""A launch as the operator writes it, run as a local process: its receipt has the worker's word.
+
+The pod's manifest is the operator's own; a kubelet's part is played here, as far as that is to run
+the init container, to mount its folder and to start the server.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specschedule.adapters import engine as engines
+from specschedule.core.evidence import Receipt
+from specschedule.core.observed import ServerFacts
+from specschedule.core.spec import Slo
+from specschedule.vllm_facts.arguments import ArgumentEdit, read_container
+from specschedule.vllm_facts.instruments import arm_arguments, observing
+from specschedule.vllm_facts.receipt import read_receipt
+from specschedule.wire import manifests
+from specschedule.wire.delivery import FOLDER, Delivery
+
+from ..wire.objects import plan, schedule, stored
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+BOOT_SECONDS = 300.0
+ROWS = [[1, 2, 2], [3, 6, 1], [7, 16, 0]]
+REQUESTS = 3
+GOOD = {"good": float(REQUESTS), "slow": 0.0, "failed": 0.0}
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What was read of a launch."""
+
+    receipt: Receipt
+    log: str
+    metrics: str
+
+
+def serving(engine: dict[str, Any], port: int) -> dict[str, Any]:
+    """The Deployment of a person who serves without speculation."""
+    listen = ["--host", "127.0.0.1", "--port", str(port)]
+    container = {
+        "name": "vllm",
+        "image": "vllm/vllm-openai:v0.32.0",
+        "command": engine["command"],
+        "args": [*engine["args"], *listen],
+        "env": [
+            {"name": name, "value": value}
+            for name, value in {**engine["env"], "PYTHONPATH": "/theirs"}.items()
+        ],
+    }
+    return {"spec": {"template": {"spec": {"containers": [container]}}}}
+
+
+def launched(engine: dict[str, Any], port: int) -> dict[str, Any]:
+    """The pod of a candidate's launch, as the operator would create it."""
+    deployment = serving(engine, port)
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    server = read_container(container)
+    assert isinstance(server, ServerFacts)
+    carried = observing(container, server, Slo(ttft="60s", tpot="20s"))
+    assert carried.left_out == ()
+    edit = arm_arguments(
+        container,
+        speculative={
+            "method": "draft_model",
+            "model": engine["drafter"],
+            "num_speculative_tokens": 2,
+            "num_speculative_tokens_per_batch_size": ROWS,
+        },
+        instruments=carried,
+    )
+    assert isinstance(edit, ArgumentEdit)
+    return manifests.trial_pod(
+        deployment,
+        stored(manifests.spec_trial(schedule(), "chat-5", plan())),
+        container="vllm",
+        port=port,
+        arguments=(edit.field, edit.new),
+        priority_class=None,
+        deadline_seconds=3600,
+        delivery=Delivery(carried, "specschedule", "Never", {}),
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    folder = tmp_path_factory.mktemp("launch")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    spec = launched(engine, port)["spec"]
+    (init,), (server,) = spec["initContainers"], spec["containers"]
+
+    def mounted(word: str) -> str:
+        return word.replace(FOLDER, str(folder / "volume"))
+
+    # The python of our image is the one that runs here.
+    subprocess.run([sys.executable, *map(mounted, init["command"][1:])], check=True)
+    variables = {each["name"]: mounted(each["value"]) for each in server["env"]}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*server["command"], *server["args"]],
+            env={**os.environ, **variables},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait(url, process, folder / "log")
+        for _ in range(REQUESTS):
+            complete(url)
+        # The engine counts a request a moment after it has answered.
+        until = time.monotonic() + 10
+        answers = engines.read(url)
+        while counted(answers.metrics or "") != GOOD and time.monotonic() < until:
+            time.sleep(0.2)
+            answers = engines.read(url)
+        said = (folder / "log").read_text(errors="replace")
+        receipt = read_receipt(
+            version=json.loads(answers.version or "{}"),
+            metrics_text=answers.metrics,
+            models=json.loads(answers.models or "{}"),
+            log_text=said,
+        )
+        yield Ran(receipt, said, answers.metrics or "")
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + BOOT_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.5)
+    said = log.read_text(errors="replace").splitlines()
+    told = [line for line in said if "Error" in line] + said[-10:]
+    pytest.fail("vLLM did not start:\n" + "\n".join(told))
+
+
+def complete(url: str) -> None:
+    body = {"model": "pair", "prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True}
+    headers = {"Content-Type": "application/json"}
+    asked = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] == 8
+
+
+def counted(metrics: str) -> dict[str, float]:
+    """Finished requests by outcome, as our recorder counts them on vLLM's page."""
+    pattern = r'^specschedule_engine_requests_total{.*outcome="(\w+)".*} (\S+)$'
+    return {name: float(n) for name, n in re.findall(pattern, metrics, re.MULTILINE)}
+
+
+def test_the_receipt_has_what_only_the_worker_knows(ran: Ran) -> None:
+    told = ran.receipt
+    assert told.instruments == ["fingerprint", "counters"]
+    assert (told.engine_version, told.model_runner, told.graph_mode) == ("0.32.0", "V1", "NONE")
+    assert (told.drafter_class, told.attention_backend) == ("DraftModelProposer", "CPU_ATTN")
+    assert (told.captured_sizes, told.graphs_captured) == ([], 0)
+    assert told.async_scheduling is False
+    assert told.torch_version is not None
+
+
+def test_the_schedule_in_effect_is_told_without_a_development_endpoint(ran: Ran) -> None:
+    assert ran.receipt.schedule == ROWS
+    assert ran.receipt.num_speculative_tokens == 2
+
+
+def test_worker_and_log_of_the_real_engine_tell_the_same(ran: Ran) -> None:
+    assert not [note for note in ran.receipt.notes or [] if note.startswith("SourcesDisagree")]
+
+
+def test_the_worker_prints_its_facts_once_and_before_the_server_listens(ran: Ran) -> None:
+    lines = ran.log.splitlines()
+    printed = [i for i, line in enumerate(lines) if "specschedule.engine.fingerprint: {" in line]
+    listens = next(i for i, line in enumerate(lines) if "Application startup complete" in line)
+    assert len(printed) == 1
+    assert printed[0] < listens
+
+
+def test_good_requests_are_counted_on_the_servers_own_page_under_names_of_ours(ran: Ran) -> None:
+    assert counted(ran.metrics) == GOOD
+    assert 'specschedule_engine_slo_seconds{limit="ttft"} 60.0' in ran.metrics
