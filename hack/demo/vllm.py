@@ -21,8 +21,8 @@ def scenario(
     effort: str = "Standard",
     schedule: Sequence[Sequence[int]] = ((1, 2, 2), (3, 16, 1)),
     points: Sequence[int] = (1, 4, 12),
-    requests: int = 32,
-    output_tokens: int = 32,
+    requests: int = 24,
+    output_tokens: int = 24,
 ) -> Scenario:
     """Return the real input: static K=4 serves, the candidate drafts less the busier it is.
 

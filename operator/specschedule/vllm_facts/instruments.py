@@ -206,8 +206,8 @@ def _joined(
         theirs = entry | {"name": f"{_THEIRS}{name}"}
         ours = {"name": name, "value": f"$({_THEIRS}{name}){separator}{text}"}
         return [*entries[:at], theirs, ours, *entries[at + 1 :]]
-    value = entry.get("value")
-    ours = {"name": name, "value": f"{value}{separator}{text}" if value else text}
+    given = entry.get("value")
+    ours = {"name": name, "value": f"{given}{separator}{text}" if given else text}
     return [*entries[:at], ours, *entries[at + 1 :]]
 
 
