@@ -32,7 +32,13 @@ def eagle(tokens: int) -> dict[str, Any]:
 
 
 QUICK = {"effort": "Quick", "seed": 7, "deadline": "20m"}
-LOAD = {"points": [1, 8, 16], "requests": 24, "outputTokens": 32, "promptTokens": 64, "maxSendLag": "25ms"}
+LOAD = {
+    "points": [1, 8, 16],
+    "requests": 24,
+    "outputTokens": 32,
+    "promptTokens": 64,
+    "maxSendLag": "25ms",
+}
 """On two cores that also run the cluster, a send may be late by some milliseconds; the simulated
 steps take 10 to 130."""
 

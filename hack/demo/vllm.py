@@ -37,9 +37,7 @@ def scenario(
         title="real vLLM on CPU: static K=4 serves; the candidate drafts 2 tokens, then 1",
         world="",
         incumbent={"method": "draft_model", "model": drafter, "num_speculative_tokens": 4},
-        candidates=[
-            {"name": "steps", "schedule": [list(row) for row in schedule], "maxTokens": 4}
-        ],
+        candidates=[{"name": "steps", "schedule": [list(row) for row in schedule], "maxTokens": 4}],
         slo={"ttft": "10s", "tpot": "1s"},
         load={
             "points": list(points),

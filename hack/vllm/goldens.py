@@ -158,7 +158,8 @@ def _index() -> str:
             "",
             "Process ids, times, ports, request ids, paths and sizes of the machine are words in",
             "capitals; progress bars and the list of routes are left out. `tests/vllm` compares",
-            "arguments and metric families with the live engine.",
+            "arguments, refusals, metric families, answers and what a start-up log tells with the",
+            "live engine.",
             "",
         ]
     )

@@ -20,7 +20,8 @@ from specschedule.core.observed import (
     TrialStatus,
     Unreadable,
 )
-from specschedule.core.spec import Spec
+from specschedule.core.regime import ServingRegime
+from specschedule.core.spec import Spec, run_id
 
 from .conftest import Place, serving, until, wanted
 
@@ -147,6 +148,28 @@ def test_the_first_of_two_runs_on_one_target_goes_first(place: Place) -> None:
     facts = place.world.observe(first._replace(name=blocked))
     assert facts is not None
     assert facts.other_run is None
+
+
+def test_prometheus_is_asked_what_serving_does_only_while_a_run_begins(place: Place) -> None:
+    asked = place.metrics.looked_at
+    place.metrics.regime = ServingRegime(seconds=3600, prefix_hit_share=0.5)
+    schedule = place.observe().schedule
+    assert isinstance(schedule.spec, Spec)
+    run = run_id(schedule.uid, schedule.spec, schedule.retry)
+    assert place.observe().serving == place.metrics.regime
+    assert asked[-1] == (place.namespace, [])
+    for ended in ("NotPromoted", "Proposed"):
+        before = len(asked)
+        place.world.report(place.key, {"runId": run, "outcome": ended}, resource_uid=schedule.uid)
+        assert place.observe().serving is None
+        assert len(asked) == before
+    place.world.report(place.key, {"runId": "00000000"}, resource_uid=schedule.uid)
+    assert place.observe().serving == place.metrics.regime
+    first = place.plan(run_id=run)
+    place.world.perform(place.key, CreateTrial(name=f"chat-{run}-candidate-card-1", spec=first))
+    before = len(asked)
+    assert place.observe().serving is None
+    assert len(asked) == before
 
 
 def test_a_promotion_in_flight_stays_with_the_target_it_wrote_to(place: Place) -> None:

@@ -1,6 +1,5 @@
 """Time of the schedule language and of a preflight: ``make bench-core``."""
 
-import json
 import os
 import statistics
 import subprocess
@@ -11,7 +10,10 @@ from pathlib import Path
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from specschedule.core.schedule import effective
+from tests.gates.manifests import deployment, specschedule
 
 EFFECTIVE_LIMIT_MS = 10.0
 PREFLIGHT_LIMIT_S = 0.3
@@ -50,7 +52,8 @@ def preflight_times() -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         spec, target = Path(folder, "spec.yaml"), Path(folder, "target.yaml")
         spec.write_text(yaml.safe_dump(specschedule()))
-        target.write_text(yaml.safe_dump(deployment()))
+        variables = [{"name": f"SETTING_{i}", "value": f"value {i}"} for i in range(250)]
+        target.write_text(yaml.safe_dump(deployment(env=variables)))
         lines = len(target.read_text().splitlines())
         assert lines >= 500, lines
         command = [
@@ -71,39 +74,6 @@ def best_of(command: list[str], environment: dict[str, str]) -> float:
         subprocess.run(command, check=True, capture_output=True, env=environment)
         times.append(time.perf_counter() - start)
     return min(times)
-
-
-def specschedule() -> dict[str, object]:
-    """Return a small SpecSchedule."""
-    return {
-        "apiVersion": "specschedule.dev/v1alpha1",
-        "kind": "SpecSchedule",
-        "metadata": {"name": "chat"},
-        "spec": {
-            "target": {"name": "chat"},
-            "slo": {"ttft": "500ms"},
-            "candidates": [{"name": "card", "schedule": [[1, 2, 5], [3, 16, 1]]}],
-            "load": {"points": [1, 8]},
-            "bar": {"improve": [{"by": "15%"}]},
-        },
-    }
-
-
-def deployment() -> dict[str, object]:
-    """Return a Deployment whose manifest has more than 500 lines."""
-    config = json.dumps({"method": "eagle3", "model": "d", "num_speculative_tokens": 5})
-    server = {
-        "name": "server",
-        "image": "vllm/vllm-openai:v0.32.0",
-        "args": ["--model", "m", "--max-num-seqs", "16", "--speculative-config", config],
-        "env": [{"name": f"SETTING_{i}", "value": f"value {i}"} for i in range(250)],
-    }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "chat"},
-        "spec": {"replicas": 2, "template": {"spec": {"containers": [server]}}},
-    }
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 from hack.demo.stage import StageError
 
 from .place import (
+    MEASURED,
     NAME,
     Object,
     Place,
@@ -115,6 +116,28 @@ def unparsable(place: Place) -> Object:
     return place.outcome(seconds=60)
 
 
+@scene(launches=0)
+def other_engine(place: Place) -> Object:
+    def change(pod: Object) -> None:
+        pod["containers"][0] |= {
+            "image": "lmsysorg/sglang:v0.5",
+            "command": ["python", "-m", "sglang.launch_server"],
+            "args": ["--model-path", "m"],
+        }
+
+    place.serve(change=change, replicas=0, wait=False)
+    place.ask()
+    return place.outcome(seconds=60)
+
+
+@scene(launches=2)
+def silently_off(place: Place) -> Object:
+    """The engine drops the schedule without a word, which only its counters show."""
+    place.serve(cpu=MEASURED, extra_args=["--fault", "silent-disable"])
+    place.ask()
+    return place.outcome()
+
+
 @of(data_parallel)
 def test_a_data_parallel_target_is_rejected_with_its_size(place: Place, played: Object) -> None:
     assert (played["outcome"], played["reason"]) == ("Rejected", "DataParallel")
@@ -137,10 +160,30 @@ def test_arguments_that_cannot_be_read_are_rejected_by_name(played: Object) -> N
     assert "JSON" in played["message"]
 
 
+@of(other_engine)
+def test_a_target_of_another_engine_is_rejected_with_its_name(played: Object) -> None:
+    """Case 36."""
+    assert (played["outcome"], played["reason"]) == ("Rejected", "EngineNotSupported")
+    assert "SGLang" in played["message"]
+
+
+@of(silently_off)
+def test_a_schedule_that_is_silently_off_ends_the_run_after_one_pair(
+    place: Place, played: Object
+) -> None:
+    assert (played["outcome"], played["reason"]) == ("NotPromoted", "NotLimited")
+    assert "candidate-card at 8 in flight: " in played["message"]
+    assert "tokens a draft where 1 are planned" in played["message"]
+    assert len(place.trials()) <= 2
+    assert place.deployment()["metadata"]["generation"] == 1
+
+
 @pytest.mark.parametrize(
     "which",
-    [pytest.param(each, marks=of(each), id=each.name) for each in (data_parallel, no_container)]
-    + [pytest.param(unparsable, marks=of(unparsable), id="unparsable")],
+    [
+        pytest.param(each, marks=of(each), id=each.name)
+        for each in (data_parallel, no_container, other_engine, unparsable)
+    ],
 )
 def test_what_is_rejected_never_had_a_pod(place: Place, which: Any, began: str) -> None:
     nothing_was_made(place, began)

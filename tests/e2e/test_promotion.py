@@ -280,6 +280,7 @@ def test_the_command_line_judges_the_ledger_as_the_operator_did(
         text=True,
     )
     answer = json.loads(done.stdout)
+    assert answer["outcome"] == played.status["outcome"], answer["message"]
     assert answer["verdicts"] == played.status["verdict"]
     assert answer["noiseFloor"] == played.status["noiseFloor"]
 

@@ -14,7 +14,9 @@ from specschedule.cli.main import main
 from specschedule.vllm_facts.failures import start_failure
 from specschedule.vllm_facts.metrics import read_metrics
 
-STATIC = {"method": "eagle3", "model": "d", "num_speculative_tokens": 4}
+from . import manifests
+from .manifests import STATIC, deployment
+
 DYNAMIC = (
     "Dynamic speculative decoding changes the target verification length at runtime. Overriding "
     "cudagraph_mode from FULL_AND_PIECEWISE to PIECEWISE for reliability."
@@ -22,42 +24,10 @@ DYNAMIC = (
 
 
 def specschedule(schedule=None, **spec):
-    return {
-        "apiVersion": "specschedule.dev/v1alpha1",
-        "kind": "SpecSchedule",
-        "metadata": {"name": "chat", "namespace": "llm"},
-        "spec": {
-            "target": {"name": "chat"},
-            "slo": {"ttft": "500ms"},
-            "candidates": [{"name": "card", "schedule": schedule or [[1, 4, 4], [5, 16, 0]]}],
-            "load": {"points": [1, 6, 16]},
-            "bar": {"improve": [{"by": "15%"}]},
-            **spec,
-        },
-    }
-
-
-def deployment(*args, speculative=STATIC, image="vllm/vllm-openai:v0.32.0", gpu=True, **container):
-    carried = ["--speculative-config", json.dumps(speculative)] if speculative else []
-    server = {
-        "name": "server",
-        "image": image,
-        "args": ["--model", "m", "--max-num-seqs", "16", *carried, *args],
-        **({"resources": {"limits": {"nvidia.com/gpu": 1}}} if gpu else {}),
-        **container,
-    }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "chat", "namespace": "llm"},
-        "spec": {
-            "replicas": 2,
-            "template": {
-                "metadata": {"labels": {"app": "chat"}},
-                "spec": {"containers": [server]},
-            },
-        },
-    }
+    return manifests.specschedule(
+        [[1, 4, 4], [5, 16, 0]] if schedule is None else schedule,
+        **{"load": {"points": [1, 6, 16]}, **spec},
+    )
 
 
 @pytest.fixture
@@ -191,6 +161,15 @@ CASES = {
         "Pass",
         "using the V1 model runner",
     ),
+    "9 Ascend loses its padding for full graphs": (
+        specschedule([[1, 8, 3], [9, 16, 0]]),
+        deployment(gpu=False, resources={"limits": {"huawei.com/Ascend910": 1}}),
+        {},
+        True,
+        "methodAndSchedule",
+        "Pass",
+        "a third of the throughput",
+    ),
     "10 suffix takes no schedule": (
         specschedule(),
         deployment(speculative={"method": "suffix", "num_speculative_tokens": 4}),
@@ -225,7 +204,8 @@ CASES = {
         False,
         "start",
         "Fail",
-        "-1792",
+        "-1792: the draft slots of num_speculative_tokens x max_num_seqs exceed "
+        "max_num_batched_tokens",
     ),
     "17 a capture list that stops short": (
         specschedule([[1, 6, 6]]),
@@ -312,6 +292,33 @@ CASES = {
         "Fail",
         "3 requests wait",
     ),
+    "25 a build that refuses an old flag": (
+        specschedule(),
+        deployment(),
+        {"log": "vllm serve: error: unrecognized arguments: --old-flag\n"},
+        False,
+        "start",
+        "Fail",
+        "engine refuses option --old-flag",
+    ),
+    "26 joined by an equals sign": (
+        specschedule(),
+        deployment(f"--speculative-config={json.dumps(STATIC)}", speculative=None),
+        {},
+        True,
+        "arguments",
+        "Pass",
+        "exactly",
+    ),
+    "26 two of them, of which an edit leaves one": (
+        specschedule(),
+        deployment(f"--speculative-config={json.dumps(STATIC)}"),
+        {},
+        True,
+        "arguments",
+        "Pass",
+        "exactly",
+    ),
     "26 JSON with extra quotes": (
         specschedule(),
         deployment("--speculative-config", "'{}'", speculative=None),
@@ -375,6 +382,15 @@ CASES = {
         "schedule",
         "Fail",
         "rows[0]",
+    ),
+    "28 no rows": (
+        specschedule([]),
+        deployment(),
+        {},
+        False,
+        "schedule",
+        "Fail",
+        "at least one row",
     ),
     "28 two numbers": (
         specschedule([[1, 8]]),
@@ -452,7 +468,8 @@ CASES = {
         True,
         "arguments",
         "Pass",
-        "adaptive_verification",
+        "adaptive_verification is not one of vLLM 0.32, which refuses to start with it; it is "
+        "enable_adaptive_verification there",
     ),
     "37 the start that it fails": (
         specschedule(),

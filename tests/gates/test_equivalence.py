@@ -38,29 +38,42 @@ NONE = launch("none")
 INCUMBENT = launch("incumbent")
 CARD = launch("candidate-card")
 LOW, HIGH = range(8), range(8, 30)
-"""Prompts that were sent while 1 was in flight, and while 16 were."""
+"""Prompts that were sent while 1 was in flight, and while 16 were; 4 more follow at 1."""
 
 CASES = {
     "the same everywhere": ([INCUMBENT, CARD], [NONE], "Pass", "Holds"),
     "no relaunch is needed where nothing differs": ([CARD], [NONE], "Pass", "Holds"),
-    "one prompt, where relaunches of none never differ": (
-        [INCUMBENT, launch("candidate-card", {3})], [NONE, NONE], "Fail", "OutputDiffers",
+    "one near tie, where relaunches of none never differ": (
+        [INCUMBENT, launch("candidate-card", {3})], [NONE, NONE], "Pass", "HoldsWithNotes",
     ),
-    "one prompt, where relaunches of the incumbent never differ": (
-        [INCUMBENT, INCUMBENT, launch("candidate-card", {3})], [NONE], "Fail", "OutputDiffers",
+    "the most that chance explains in a band of 12": (
+        [launch("candidate-card", {0, 1, 2})], [NONE, NONE], "Pass", "HoldsWithNotes",
+    ),
+    "one more than that": (
+        [launch("candidate-card", {0, 1, 2, 3})], [NONE, NONE], "Fail", "OutputDiffers",
+    ),
+    "the same, where many relaunches never differ": (
+        [launch("candidate-card", {0, 1})], [NONE] * 6, "Fail", "OutputDiffers",
+    ),
+    "too many in all, though not in any one band": (
+        [launch("candidate-card", {0, 1, 2, 8, 9, 10, 11})], [NONE, NONE],
+        "Fail", "OutputDiffers",
+    ),
+    "relaunches of the incumbent stand in": (
+        [INCUMBENT, INCUMBENT, launch("candidate-card", LOW)], [NONE], "Fail", "OutputDiffers",
     ),
     "one prompt, where nothing was launched twice": (
         [INCUMBENT, launch("candidate-card", {3})], [NONE], "Unknown", "NoRelaunchToCompare",
     ),
     "no more than relaunches of none": (
-        [launch("candidate-card", {3, 11})], [NONE, launch("none", {9, 20})], "Pass", "Holds",
+        [launch("candidate-card", {3, 11})], [NONE, launch("none", {9, 20})],
+        "Pass", "HoldsWithNotes",
     ),
     "one whole band, where relaunches of none differ a little": (
         [launch("candidate-card", LOW)], [NONE, launch("none", {9, 20})], "Fail", "OutputDiffers",
     ),
-    "one launch of two": (
-        [CARD, launch("candidate-card", HIGH)], [NONE, launch("none", {9})],
-        "Fail", "OutputDiffers",
+    "one launch of six, in one band": (
+        [*[CARD] * 5, launch("candidate-card", LOW)], [NONE, NONE], "Fail", "OutputDiffers",
     ),
     "relaunches that hardly agree": (
         [CARD], [NONE, launch("none", range(10))], "Unknown", "OutputNotRepeatable",
@@ -101,10 +114,19 @@ def test_outputs_are_held_against_none(claim):
 
 
 def test_a_failure_says_how_many_where_and_the_first_differing_token():
-    said = output_equivalence([launch("candidate-card", {2, 5})], [NONE, NONE]).message
-    assert "candidate-card in 2 of 12 prompts at 1 in flight" in said
+    wrong = launch("candidate-card", {2, 4, 5, 6}, number=9)
+    said = output_equivalence([INCUMBENT, CARD, wrong], [NONE, NONE]).message
+    assert "candidate-card launch 9 in 4 of 12 prompts at 1 in flight" in said
     assert "first in prompt 3, token 2: 99 instead of 4" in said
-    assert "2 launches of none differ among each other in 0.0% of them" in said
+    assert "2 launches of none differ among each other in 0.0% of them (n = 34)" in said
+    assert "by chance may differ up to 3 of 12 at 1 in flight, 4 of 22 at 16 in flight" in said
+
+
+def test_what_is_tolerated_is_said():
+    incumbent = launch("incumbent", LOW)
+    said = output_equivalence([incumbent, launch("candidate-card", {5})], [NONE, NONE]).message
+    assert "candidate-card launch 1 in 1 of 12 prompts at 1 in flight (first in prompt 6" in said
+    assert "incumbent launch 1 in 8 of 12 prompts" in said
 
 
 def test_texts_are_compared_by_character_and_by_length():
@@ -115,9 +137,9 @@ def test_texts_are_compared_by_character_and_by_length():
         return each.model_copy(update={"cells": [cell.model_copy(update={"outputs": outputs})]})
 
     none = texts("none", "a b", "yes")
-    said = output_equivalence([texts("candidate-card", "a  b", "yes")], [none, none]).message
+    said = output_equivalence([texts("candidate-card", "a  b", "yes")], [none]).message
     assert "character 3:   instead of b" in said
-    said = output_equivalence([texts("candidate-card", "a b", "yes!")], [none, none]).message
+    said = output_equivalence([texts("candidate-card", "a b", "yes!")], [none]).message
     assert "prompt 2, character 4: ! instead of the end" in said
 
 

@@ -8,6 +8,8 @@ from click.testing import CliRunner
 
 from specschedule.cli.main import main
 
+from .manifests import specschedule
+
 CELL = {
     "cell": "hold1", "profile": {"kind": "hold", "concurrency": 1}, "windowSeconds": 30.0,
     "offered": 20, "completed": 20, "good": 20,
@@ -30,18 +32,7 @@ def trial(arm, launch, *, run="7f3a", void=None, **receipt):
 
 @pytest.fixture
 def ask(tmp_path):
-    schedule = {
-        "apiVersion": "specschedule.dev/v1alpha1",
-        "kind": "SpecSchedule",
-        "metadata": {"name": "chat"},
-        "spec": {
-            "target": {"name": "chat"},
-            "slo": {"ttft": "500ms"},
-            "candidates": [{"name": "card", "schedule": [[1, 2, 5], [3, 16, 1]]}],
-            "load": {"points": [1]},
-            "bar": {"improve": [{"by": "15%"}]},
-        },
-    }
+    schedule = specschedule(load={"points": [1]})
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(schedule))
 
     def run(trials, *more):

@@ -218,6 +218,7 @@ def measured(candidate_draft_tokens: int = 1000) -> list[dict[str, Any]]:
 def test_gates_are_printed_beside_and_unknown_ones_are_noted_only(tmp_path: Path) -> None:
     said = answer(ask(tmp_path, yaml.safe_dump(measured()), "-o", "json"))
     assert (said["outcome"], said["reason"]) == ("Promoted", "EveryPairMeetsBar")
+    assert "by these numbers alone: gates are Unknown" in said["message"]
     gates = {gate["gate"]: gate for gate in said["gates"]}
     assert gates["scheduleInEffect"]["answer"] == "Pass"
     assert gates["noneMeasured"]["answer"] == "Pass"
@@ -226,6 +227,29 @@ def test_gates_are_printed_beside_and_unknown_ones_are_noted_only(tmp_path: Path
     assert "imageId (NotRead)" in notes["GatesUnknown"]
     assert "scheduleInEffect" not in notes["GatesUnknown"]
     assert "Gates:" in ask(tmp_path, yaml.safe_dump(measured())).output
+
+
+def test_a_gate_that_the_operators_own_trials_leave_unknown_withholds_promotion_as_there(
+    tmp_path: Path,
+) -> None:
+    found = measured()
+    for item in found:
+        item["spec"]["templateHash"] = "4f1c"
+    said = answer(ask(tmp_path, yaml.safe_dump(found), "-o", "json"))
+    assert (said["outcome"], said["reason"]) == ("Inconclusive", "NotRead")
+    assert said["message"].startswith("gate imageId: ")
+    assert said["verdicts"][0]["verdict"] == "Better", "the numbers stay visible"
+
+
+def test_trials_that_held_no_gpu_leave_no_gate_of_gpus_open(tmp_path: Path) -> None:
+    found = measured()
+    gate = {}
+    for seconds in (0.0, 60.0):
+        for item in found:
+            item["status"]["gpuSeconds"] = seconds
+        said = answer(ask(tmp_path, yaml.safe_dump(found), "-o", "json"))
+        (gate[seconds],) = [each["answer"] for each in said["gates"] if each["gate"] == "gpu"]
+    assert gate == {0.0: "NotApplicable", 60.0: "Unknown"}
 
 
 def test_a_gate_that_fails_withholds_promotion(tmp_path: Path) -> None:

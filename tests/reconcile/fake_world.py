@@ -77,6 +77,7 @@ class FakeWorld:
         self.visits: dict[str, tuple[float, Launch]] = {}
         self.prometheus_down = False
         self.miscount = False
+        self.images: dict[str, str] = {}
         self.prompts: Unreadable | None = None
         self.performed: list[Any] = []
         self.announced: list[tuple[str, bool]] = []
@@ -173,7 +174,7 @@ class FakeWorld:
             return PodFacts(phase="Starting", message="loading weights", created_at=created)
         receipt = self._evidence(name).receipt.model_copy(
             update={
-                "image_id": "sha256:a",
+                "image_id": self.images.get(self.trials[name][0].arm, "sha256:a"),
                 "log_level_hides_warnings": False,
                 "caches_warm": True,
                 "kv_cache_tokens": 100_000,

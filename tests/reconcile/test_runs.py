@@ -199,6 +199,17 @@ def test_counters_that_disagree_with_the_record_end_the_run_inconclusive():
     assert of.writes() == []
 
 
+def test_a_gate_that_fails_ends_the_run_before_more_gpus_are_spent():
+    of = world()
+    of.images = {"candidate-card": "sha256:b"}
+    status = run(of)
+    assert (status["outcome"], status["reason"]) == ("NotPromoted", "Differs")
+    assert "sha256:a (incumbent); sha256:b (candidate-card)" in status["message"]
+    assert len(of.launched()) == 2 < status["plan"]["launches"]
+    settle(of)
+    assert (of.pods, of.visits, of.writes()) == ({}, {}, [])
+
+
 def test_a_target_edited_by_others_voids_the_evidence():
     of = world()
     run(of, until=lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == 3)
@@ -268,6 +279,58 @@ def test_propose_never_writes_and_approve_waits_for_its_run_id():
     assert waiting.writes() == []
     waiting.approved = waiting.status["runId"]
     assert run(waiting)["outcome"] == "Promoted"
+
+
+@pytest.mark.parametrize("mode", ["Auto", "Approve"])
+def test_what_was_proposed_is_promoted_by_its_own_evidence_once_the_mode_lets_it(mode):
+    of = world({**SPEC, "mode": "Propose"})
+    proposed = run(of)
+    settle(of)
+    launched = of.launched()
+    of.spec = Spec.model_validate({**SPEC, "mode": mode})
+    of.generation = 2
+    if mode == "Approve":
+        waiting = run(of, until=lambda w: w.status["stage"] == "AwaitingApproval")
+        assert not {"outcome", "endedAt"} & set(waiting)
+        of.approved = proposed["runId"]
+    status = run(of, until=lambda w: w.status.get("outcome") == "Promoted")
+    assert status["runId"] == proposed["runId"]
+    assert status["startedAt"] == proposed["startedAt"]
+    assert status["endedAt"] > proposed["endedAt"]
+    assert of.launched() == launched, "nothing was measured again"
+    assert of.speculative == PROMOTED
+
+
+def test_what_was_proposed_for_a_target_that_changed_since_is_not_promoted():
+    of = world({**SPEC, "mode": "Propose"})
+    run(of)
+    of.template_hash = "template-2"
+    of.spec = Spec.model_validate(SPEC)
+    of.generation = 2
+    status = run(of, until=lambda w: w.status.get("outcome") != "Proposed")
+    assert (status["outcome"], status["reason"]) == ("Aborted", "TargetChanged")
+    assert of.writes() == []
+
+
+def test_an_approval_counts_once_though_the_same_question_comes_back():
+    of = world({**SPEC, "mode": "Approve", "rollout": {"deadline": "2m"}})
+    of.rollout_fails_with = "pod chat-x: CrashLoopBackOff"
+    run(of, until=lambda w: w.status.get("stage") == "AwaitingApproval")
+    of.approved = of.status["runId"]
+    first = run(of)
+    assert first["outcome"] == "RolledBack"
+    asked = of.spec
+    other = {**SPEC, "mode": "Approve", "experiment": {**SPEC["experiment"], "seed": 8}}
+    of.spec, of.generation = Spec.model_validate(other), 2
+    run(of, until=lambda w: w.status.get("stage") == "AwaitingApproval")
+    of.spec, of.generation = asked, 3
+    run(of, until=lambda w: w.status.get("runId") == first["runId"])
+    back = run(of, until=lambda w: w.status["stage"] not in ("Preflight", "Measuring"))
+    assert (back["runId"], back["stage"]) == (first["runId"], "AwaitingApproval")
+    assert "an approval counts once" in back["message"]
+    assert "specschedule.dev/retry=1" in back["message"]
+    settle(of)
+    assert len(of.writes()) == 2, "the change and its way back, of the first time"
 
 
 def test_a_rollout_that_does_not_finish_is_taken_back():

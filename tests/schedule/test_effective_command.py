@@ -40,3 +40,9 @@ def test_bad_input_is_one_clear_line(rows, said):
     assert result.exit_code == 2
     assert said in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_help_says_what_a_batch_size_is():
+    """Case 33: vLLM counts every scheduled request, not only those that decode."""
+    said = " ".join(CliRunner().invoke(main, ["effective", "--help"]).output.split())
+    assert "the number of requests scheduled in an engine step, prefills included" in said

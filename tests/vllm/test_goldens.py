@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from specschedule.vllm_facts.receipt import read_receipt
+
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +43,17 @@ def live(engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Pa
 )
 def test_the_live_engine_still_says(name: str, live: Path) -> None:
     assert (live / name).read_text() == (GOLDENS / name).read_text()
+
+
+@pytest.mark.parametrize("name", ["none", "schedule"])
+def test_the_live_start_up_log_still_tells_the_same(name: str, live: Path) -> None:
+    of_live, of_golden = (
+        read_receipt(log_text=(folder / f"startup-{name}.log").read_text())
+        for folder in (live, GOLDENS)
+    )
+    assert of_live == of_golden
+    assert of_live.kv_cache_tokens is not None
+    assert of_live.model_runner == "V1"
 
 
 def test_the_engine_runs_the_schedule_it_was_given(live: Path) -> None:

@@ -212,6 +212,16 @@ FAILURES = {
         "OptionRefused",
         "adaptive_verification",
     ),
+    "a flag that this build does not have": (
+        ["usage: vllm serve [model_tag]", "vllm serve: error: unrecognized arguments: --old=1 x"],
+        "OptionRefused",
+        "engine refuses option --old:",
+    ),
+    "a flag whose value cannot be read": (
+        ["api_server.py: error: argument --speculative-config/-sc: Value {' cannot be converted"],
+        "OptionRefused",
+        "engine refuses option --speculative-config:",
+    ),
     "a forced runner without the method": (
         ["ValueError: Model Runner V2 does not yet support: suffix decoding"],
         "RunnerLacksMethod",
@@ -485,7 +495,7 @@ def test_what_is_compiled_while_serving_has_a_time():
     lines = [
         "2026-11-29T10:00:00.123456789Z INFO 11-29 10:00:00 [a.py:1] Application startup complete.",
         f"2026-11-29T10:00:05.5Z (EngineCore pid=7) WARNING 11-29 10:00:05 [jit.py:9] {said}",
-        "2026-11-29T10:00:06Z " + json.dumps({"message": said}),
+        "2026-11-29T12:00:06+02:00 " + json.dumps({"message": said}),
     ]
     start = datetime(2026, 11, 29, 10, tzinfo=UTC).timestamp()
     assert compiled_at("\n".join(lines)) == [start + 5.5, start + 6.0]

@@ -222,6 +222,19 @@ def test_pods_without_gpus_can_always_surge():
     assert (facts.gpus, facts.can_roll, facts.roll_unchecked) == (0, None, None)
 
 
+def test_gpus_are_counted_over_containers_and_named_by_their_resource():
+    plain = deployment()
+    server_of(plain)["resources"] = {"limits": {"cpu": 4, "amd.com/gpu": 2, "memory": "8Gi"}}
+    sidecar = {"name": "embedder", "image": "x", "resources": {"requests": {"amd.com/gpu": "1"}}}
+    plain["spec"]["template"]["spec"]["containers"].append(sidecar)
+    facts = target_facts(plain)
+    assert (facts.gpus, facts.accelerator) == (3, "amd.com/gpu")
+    assert target_facts(deployment()).accelerator == "nvidia.com/gpu"
+    server_of(plain)["resources"] = {"limits": {"nvidia.com/gpu": 0}}
+    del plain["spec"]["template"]["spec"]["containers"][1:]
+    assert (target_facts(plain).gpus, target_facts(plain).accelerator) == (0, None)
+
+
 ROLLOUTS = {
     "done": ({}, True, "2 of 2 replicas updated, 2 available"),
     "not seen yet": ({"observedGeneration": 3}, False, "has not seen"),

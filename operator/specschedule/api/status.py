@@ -16,6 +16,9 @@ from specschedule.core.spec import Spec
 SET_ONCE = ("startedAt", "endedAt")
 """Times of a run that never change."""
 
+ENDED = ("outcome", "endedAt")
+"""What only a run that is over has."""
+
 
 def status_of(report: Report, schedule: ScheduleFacts, now: float) -> dict[str, Any]:
     """Return the whole status to store.
@@ -30,6 +33,9 @@ def status_of(report: Report, schedule: ScheduleFacts, now: float) -> dict[str, 
     """
     stored = schedule.status
     kept = stored if _is_of_this_run(report, schedule) else {}
+    if report.outcome is None:
+        # A run that was proposed goes on once its mode lets the target be written.
+        kept = {field: value for field, value in kept.items() if field not in ENDED}
     status = kept | _said(report, schedule, now)
     status |= {field: kept[field] for field in SET_ONCE if field in kept}
     history = [entry for entry in (report.superseded, *stored.get("history", [])) if entry]

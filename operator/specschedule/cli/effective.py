@@ -14,7 +14,11 @@ from specschedule.core.schedule import EffectiveTable, ScheduleError, effective
 @click.option("--max-num-seqs", type=int, required=True, help="Largest batch size of the server.")
 @output_option
 def command(rows: str, max_tokens: int, max_num_seqs: int, output: str) -> None:
-    """Say what the engine does with ROWS, a schedule as JSON, at every batch size."""
+    """Say what the engine does with ROWS, a schedule as JSON, at every batch size.
+
+    The batch size is the number of requests scheduled in an engine step, prefills included: it is
+    a little more than the requests that decode.
+    """
     try:
         plain = json.loads(rows)
     except (ValueError, RecursionError) as error:

@@ -12,8 +12,8 @@ from specschedule.cli.trials import read_launches, read_trials
 from specschedule.core.compare import uncounted
 from specschedule.core.evidence import Launch
 from specschedule.core.gates import without_speculation
-from specschedule.core.observed import ServerFacts
 from specschedule.core.receipts import Differing, compared
+from specschedule.core.target import ServerFacts
 
 
 @click.command()

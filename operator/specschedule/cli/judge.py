@@ -15,10 +15,10 @@ from specschedule.core.evidence import Launch
 from specschedule.core.gate import Gate, overrides
 from specschedule.core.judge import judge
 from specschedule.core.launches import AGREES
-from specschedule.core.observed import ServerFacts, Unreadable
 from specschedule.core.regime import ServingRegime
 from specschedule.core.schedule import ScheduleError
 from specschedule.core.spec import Spec
+from specschedule.core.target import ServerFacts, Unreadable
 from specschedule.core.verdict import BarResult, Floor, Judgement, Note
 
 
@@ -50,9 +50,9 @@ def command(
 ) -> None:
     """Judge the candidates of a SpecSchedule by the launches in TRIALS.
 
-    The numbers are judged, and the gates that the trials can answer are printed beside: one that
-    fails withholds promotion, one that is Unknown is noted only, as numbers from elsewhere carry
-    no receipts. The operator holds a run on both.
+    The numbers are judged, and the gates that the trials can answer are printed beside. One that
+    fails withholds promotion. So does one that is Unknown where the operator wrote the trials;
+    numbers from elsewhere carry no receipts, and it is noted only.
 
     Histograms know how many requests met each limit and not which: they give bounds only.
     """
@@ -109,9 +109,14 @@ def _exact_server(
     largest = max(row[1] for rows in schedules for row in rows)
     drafts = spec.speculative is None or any(d["spec"].get("incumbent") for d in documents)
     speculative = known.speculative if known else ({} if drafts else None)
-    # Its GPUs are not known; naming one leaves the gate open where receipts do not tell.
+    held = [status_of(document).get("gpuSeconds") for document in documents]
+    # Where nobody says that it held no GPU, naming one leaves the gate open.
+    gpus = 0 if set(held) == {0} else 1
     return ServerFacts(
-        container="", speculative=speculative, gpus=1, max_num_seqs=max(largest, *spec.load.points)
+        container="",
+        speculative=speculative,
+        gpus=gpus,
+        max_num_seqs=max(largest, *spec.load.points),
     )
 
 
@@ -134,16 +139,24 @@ def _withheld(answer: Judgement, answers: list[Gate], documents: list[dict[str, 
                 "message": str(disagreeing),
             }
         )
-    failed = gates.refused(answers)
-    if failed is None or answer.outcome not in ("Promoted", "Proposed"):
+    holding = gates.blocking(answers)
+    if holding is None or answer.outcome not in ("Promoted", "Proposed"):
         return answer
+    if holding.answer == "Unknown" and not _recorded(documents):
+        said = f"{answer.message} (by these numbers alone: gates are Unknown, see the notes)"
+        return answer.model_copy(update={"message": said})
     return answer.model_copy(
         update={
-            "outcome": "NotPromoted",
-            "reason": failed.reason,
-            "message": f"gate {failed.gate}: {failed.message}",
+            "outcome": gates.withheld(holding),
+            "reason": holding.reason,
+            "message": f"gate {holding.gate}: {holding.message}",
         }
     )
+
+
+def _recorded(documents: list[dict[str, Any]]) -> bool:
+    """Say whether these are the operator's own records, with all that it knew."""
+    return all(document["spec"].get("templateHash") for document in documents)
 
 
 def _gate_notes(answers: list[Gate]) -> list[Note]:

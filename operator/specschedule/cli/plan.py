@@ -5,9 +5,9 @@ import click
 from specschedule.cli.output import BadInput, emit, output_option
 from specschedule.cli.specs import read_spec, read_target
 from specschedule.core.budget import Cost, budget_left, cost
-from specschedule.core.observed import Unreadable
 from specschedule.core.plan import arms
 from specschedule.core.schedule import ScheduleError
+from specschedule.core.target import Unreadable
 from specschedule.core.values import parse_duration
 
 

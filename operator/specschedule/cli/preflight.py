@@ -8,11 +8,11 @@ from typing import Any
 import click
 
 from specschedule.cli.output import BadInput, emit, output_option
-from specschedule.cli.specs import only, read_spec, read_target
+from specschedule.cli.specs import only, read_target, valid_spec
 from specschedule.core.gate import Gate, fails
-from specschedule.core.observed import ServerFacts
 from specschedule.core.preflight import before_pods
 from specschedule.core.schedule import ScheduleError, parse
+from specschedule.core.target import ServerFacts
 from specschedule.core.versions import numbers
 from specschedule.vllm_facts import matrix
 from specschedule.vllm_facts.drafter import block_size
@@ -42,11 +42,12 @@ def command(
     output: str,
 ) -> None:
     """Answer the gates that need no pod: can this run work at all?"""
-    fault = _schedule_fault(spec_path)
+    schedule = only(spec_path, "SpecSchedule")
+    fault = _schedule_fault(schedule)
     if fault is not None:
         _answer([fault], output)
         return
-    spec = read_spec(spec_path)
+    spec = valid_spec(spec_path, schedule)
     if engine_version is not None and len(numbers(engine_version)) < 3:
         raise BadInput(f"--engine-version {engine_version}: write it as 0.32.0")
     maps = [only(path, "ConfigMap") for path in config_map_paths]
@@ -75,9 +76,9 @@ def _answer(gates: list[Gate], output: str) -> None:
     emit({"accepted": accepted, "gates": [gate.plain() for gate in gates]}, _text(gates), output)
 
 
-def _schedule_fault(path: str) -> Gate | None:
+def _schedule_fault(schedule: Mapping[str, Any]) -> Gate | None:
     """Answer a bad schedule in the schedule's own words, not in those of a type check."""
-    spec = only(path, "SpecSchedule").get("spec")
+    spec = schedule.get("spec")
     candidates = spec.get("candidates") if isinstance(spec, Mapping) else None
     for at, candidate in enumerate(candidates if isinstance(candidates, list) else []):
         if not isinstance(candidate, Mapping) or "schedule" not in candidate:

@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from specschedule.cli.output import BadInput, read_documents
-from specschedule.core.observed import TargetFacts
 from specschedule.core.spec import Spec
+from specschedule.core.target import TargetFacts
 from specschedule.vllm_facts.target import target_facts
 
 
@@ -17,7 +17,15 @@ def read_spec(path: str) -> Spec:
     Raises:
         BadInput: The file holds none, or several, or a spec that is not valid.
     """
-    schedule = only(path, "SpecSchedule")
+    return valid_spec(path, only(path, "SpecSchedule"))
+
+
+def valid_spec(path: str, schedule: Mapping[str, Any]) -> Spec:
+    """Return the spec of a SpecSchedule that was read from a file.
+
+    Raises:
+        BadInput: The spec is not valid.
+    """
     try:
         return Spec.model_validate(schedule.get("spec"))
     except ValidationError as error:

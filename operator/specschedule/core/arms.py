@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from specschedule.core.compare import INCUMBENT, NONE, TWIN
-from specschedule.core.observed import ServerFacts
 from specschedule.core.schedule import EffectiveTable, effective, speculative_config
 from specschedule.core.spec import Candidate, Effort, Spec
+from specschedule.core.target import ServerFacts
 from specschedule.core.values import Value
 from specschedule.core.versions import adaptive_verification, version_of_image
 

@@ -12,7 +12,7 @@ from specschedule.core import eprocess
 from specschedule.core.arms import ADAPTIVE, adaptive_config, static_config
 from specschedule.core.compare import INCUMBENT, NONE, Evidence, to_share
 from specschedule.core.noise import Noise
-from specschedule.core.observed import ServerFacts
+from specschedule.core.target import ServerFacts
 from specschedule.core.verdict import Control
 
 

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from specschedule.core.compare import NONE, contradiction, places, requirements
 from specschedule.core.evidence import Cell, Launch
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
-from specschedule.core.observed import ServerFacts
 from specschedule.core.receipts import SCHEDULE_DISABLED, noted
 from specschedule.core.schedule import ScheduleError, effective
 from specschedule.core.spec import Spec
+from specschedule.core.target import ServerFacts
 
 TOKENS_TOLERANCE = 0.25
 """How far mean draft tokens per draft may be from the plan, in tokens and as a share of it."""

@@ -18,7 +18,7 @@ from specschedule.core.observed import (
     Unreadable,
 )
 from specschedule.core.run import LOOK_S, Run, may_write, rejected, unwanted
-from specschedule.core.spec import run_id
+from specschedule.core.spec import Mode, run_id
 
 
 def decide(observed: Observed, now: float, *, matrix: Sequence[gates.MatrixRow]) -> Decision:
@@ -38,7 +38,9 @@ def decide(observed: Observed, now: float, *, matrix: Sequence[gates.MatrixRow])
     if isinstance(schedule.spec, Unreadable):
         return rejected(observed, None, now, schedule.spec.reason, schedule.spec.message, [])
     run = run_id(schedule.uid, schedule.spec, schedule.retry)
-    if schedule.status.get("runId") == run and schedule.status.get("outcome"):
+    ended = schedule.status.get("runId") == run and schedule.status.get("outcome")
+    # What was proposed goes on to promotion, by its own evidence, once the mode lets it.
+    if ended and not (ended == "Proposed" and schedule.spec.mode is not Mode.PROPOSE):
         return _ended(observed, run)
     return Run(observed, schedule.spec, run, now, matrix).decide()
 

@@ -4,12 +4,14 @@ The same prompts go to every launch, up through every band of the schedules and 
 requests of different lengths join and leave. Batches change rounding, so two launches of one arm
 may differ too, where two tokens are almost equally likely. How often they do is the tolerance:
 measured between launches of ``none``; where only one of it counts, between launches of the
-incumbent, which serves now. Prompts are compared band by band, so that a fault in a small band is
-not lost among the others.
+incumbent, which serves now. Relaunches without a difference do not show that there never is one,
+so a launch fails only when chance can no longer make its prompts the ones that differ (Fisher's
+exact test). Each launch is held against it band by band: a fault in a small band, or of one launch,
+is not lost among the others.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import combinations, product
+from collections.abc import Sequence
+from itertools import combinations
 from math import comb
 from typing import NamedTuple
 
@@ -18,7 +20,7 @@ from specschedule.core.evidence import Launch, Outputs
 from specschedule.core.gate import Gate, fails, passes, unknown
 
 CHANCE = 0.01
-"""Chance that an arm which differs no more often than relaunches do is taken for a faulty one."""
+"""Chance that a launch which differs no more often than relaunches do is taken for a faulty one."""
 
 NOT_REPEATABLE = 0.25
 """Relaunches that differ in a larger share of the prompts tell nothing about another arm."""
@@ -35,14 +37,56 @@ class Answers(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Where two launches say something else."""
+    """Where a launch says something else than others."""
 
+    launch: int
+    """Number of the launch."""
     prompts: int
     """Prompts compared."""
     differing: float
-    """Prompts that differ, a mean over pairs of launches."""
+    """Prompts that differ, a mean over the launches it is compared with."""
     first: str
     """The first one that differs, for people."""
+
+
+class Relaunches(NamedTuple):
+    """How often launches of one arm differ among each other."""
+
+    arms: str
+    """Arms that were launched more than once."""
+    launches: int
+    """Launches compared."""
+    prompts: int
+    """Prompts compared: those of every launch but the first."""
+    differing: int
+    """Prompts of them that differ."""
+
+    @property
+    def share(self) -> float:
+        """Share of prompts that differ."""
+        return self.differing / self.prompts
+
+    def __str__(self) -> str:
+        return (
+            f"{self.launches} launches of {self.arms} differ among each other in {self.share:.1%} "
+            f"of them (n = {self.prompts})"
+        )
+
+    def allow(self, prompts: int) -> int:
+        """Return how many of some prompts may differ at most by chance alone."""
+        allowed = 0
+        while allowed < prompts and self._chance(prompts, allowed + 1) >= CHANCE:
+            allowed += 1
+        return allowed
+
+    def _chance(self, prompts: int, differing: int) -> float:
+        """Return the chance that so many of the differing prompts, or more, are among these."""
+        both = self.differing + differing
+        ways = sum(
+            comb(prompts, here) * comb(self.prompts, both - here)
+            for here in range(differing, min(prompts, both) + 1)
+        )
+        return ways / comb(self.prompts + prompts, both)
 
 
 def output_equivalence(drafting: Sequence[Launch], without: Sequence[Launch]) -> Gate:
@@ -70,46 +114,54 @@ def output_equivalence(drafting: Sequence[Launch], without: Sequence[Launch]) ->
             "the launches did not get the same prompts, or tell their outputs in different ways; "
             "keep load.prompts as it is during a run",
         )
-    share, tolerance = _relaunches(ours, reference)
-    if share is not None and share > NOT_REPEATABLE:
+    relaunches = _relaunches(ours, reference)
+    if relaunches is not None and relaunches.share > NOT_REPEATABLE:
         return unknown(
             GATE,
             "OutputNotRepeatable",
-            f"{tolerance}: outputs of this server cannot be compared",
+            f"{relaunches}: outputs of this server cannot be compared",
         )
     wrong: list[str] = []
     noted: list[str] = []
-    for arm in dict.fromkeys(each.launch.arm for each in ours):
-        of_arm = [each for each in ours if each.launch.arm == arm]
-        for at, found in _by_level(of_arm, reference):
-            if found.differing > _allowed(found.prompts, share or 0.0):
-                judged = wrong if arm in candidates else noted
-                judged.append(
-                    f"{arm} in {found.differing:g} of {found.prompts} prompts at {at} in flight "
-                    f"({found.first})"
-                )
-    if wrong and share is None:
+    allowed: list[str] = []
+    for where, prompts in _groups(reference):
+        most = relaunches.allow(len(prompts)) if relaunches else 0
+        allowed.append(f"{most} of {len(prompts)} {where}")
+        for arm in dict.fromkeys(each.launch.arm for each in ours):
+            worst = max(
+                (_difference(each, reference, prompts) for each in ours if each.launch.arm == arm),
+                key=lambda found: found.differing,
+            )
+            if not worst.differing:
+                continue
+            judged = wrong if arm in candidates and round(worst.differing) > most else noted
+            judged.append(
+                f"{arm} launch {worst.launch} in {worst.differing:g} of {worst.prompts} prompts "
+                f"{where} ({worst.first})"
+            )
+    if wrong and relaunches is None:
         return unknown(
             GATE,
             "NoRelaunchToCompare",
             f"output differs from {NONE} at temperature 0: {'; '.join(wrong)}; no two launches of "
             "one arm show how often that happens without a fault",
         )
+    tolerance = "no arm was launched twice"
+    if relaunches is not None:
+        tolerance = f"{relaunches}, so by chance may differ up to {', '.join(allowed)}"
+    besides = f"; not the same, and no fault of a candidate: {'; '.join(noted)}" if noted else ""
     if wrong:
         return fails(
             GATE,
             "OutputDiffers",
-            f"output differs from {NONE} at temperature 0: {'; '.join(wrong)}; {tolerance}",
+            f"output differs from {NONE} at temperature 0: {'; '.join(wrong)}; {tolerance}"
+            f"{besides}",
         )
-    prompts = len(reference[0].outputs.answers)
-    highest = max(level for level, _ in reference[0].steps)
     said = (
-        f"output at temperature 0 is that of {NONE} within the tolerance, on {prompts} prompts at "
-        f"1 to {highest} in flight; {tolerance}"
+        f"output at temperature 0 is that of {NONE} within the tolerance, on "
+        f"{len(reference[0].outputs.answers)} prompts; {tolerance}{besides}"
     )
-    if noted:
-        return passes(GATE, f"{said}; not so {'; '.join(noted)}", "HoldsWithNotes")
-    return passes(GATE, said)
+    return passes(GATE, said, "HoldsWithNotes" if noted else "Holds")
 
 
 def _answers(launch: Launch) -> Answers | None:
@@ -119,43 +171,46 @@ def _answers(launch: Launch) -> Answers | None:
     return None
 
 
-def _relaunches(ours: Sequence[Answers], reference: Sequence[Answers]) -> tuple[float | None, str]:
-    """Return in which share of prompts launches of one arm differ, and the same for people."""
+def _relaunches(ours: Sequence[Answers], reference: Sequence[Answers]) -> Relaunches | None:
+    """Return how often launches of one arm differ; None where no arm was launched twice."""
     same = reference
     if len(same) < 2:
         same = [each for each in ours if each.launch.arm == INCUMBENT]
+    if len(same) < 2:
+        return None
+    everything = range(len(same[0].outputs.answers))
     pairs = list(combinations(same, 2))
-    if not pairs:
-        return None, "no arm was launched twice, so any difference counts"
-    found = _difference(pairs, range(len(same[0].outputs.answers)))
-    arms = " and ".join(dict.fromkeys(each.launch.arm for each in same))
-    share = found.differing / found.prompts
-    return share, f"{len(same)} launches of {arms} differ among each other in {share:.1%} of them"
+    # Pairs share launches: there is no more to learn from them than from one launch less.
+    differing = sum(_difference(one, [other], everything).differing for one, other in pairs)
+    prompts = len(everything) * (len(same) - 1)
+    return Relaunches(
+        arms=" and ".join(dict.fromkeys(each.launch.arm for each in same)),
+        launches=len(same),
+        prompts=prompts,
+        differing=round(prompts * differing / (len(pairs) * len(everything))),
+    )
 
 
-def _by_level(
-    ours: Sequence[Answers], reference: Sequence[Answers]
-) -> Iterator[tuple[int, Difference]]:
-    """Yield each number in flight and what differs among the prompts sent into it."""
+def _groups(reference: Sequence[Answers]) -> list[tuple[str, list[int]]]:
+    """Return the prompts by the number in flight that they were sent into, and all of them."""
     levels: dict[int, list[int]] = {}
     at = 0
     for level, prompts in reference[0].steps:
         levels.setdefault(level, []).extend(range(at, at + prompts))
         at += prompts
-    pairs = list(product(ours, reference))
-    for level, prompts_of_level in levels.items():
-        yield level, _difference(pairs, prompts_of_level)
+    groups = [(f"at {level} in flight", prompts) for level, prompts in levels.items()]
+    return [*groups, ("in all", list(range(at)))] if len(groups) > 1 else groups
 
 
-def _difference(pairs: Sequence[tuple[Answers, Answers]], prompts: Sequence[int]) -> Difference:
+def _difference(one: Answers, others: Sequence[Answers], prompts: Sequence[int]) -> Difference:
     differing = [
-        (one.outputs, other.outputs, prompt)
-        for one, other in pairs
+        (other.outputs, prompt)
+        for other in others
         for prompt in prompts
         if one.outputs.answers[prompt] != other.outputs.answers[prompt]
     ]
-    first = _first_unit(*differing[0]) if differing else ""
-    return Difference(len(prompts), len(differing) / len(pairs), first)
+    first = _first_unit(one.outputs, *differing[0]) if differing else ""
+    return Difference(one.launch.launch, len(prompts), len(differing) / len(others), first)
 
 
 def _first_unit(ours: Outputs, theirs: Outputs, prompt: int) -> str:
@@ -165,13 +220,3 @@ def _first_unit(ours: Outputs, theirs: Outputs, prompt: int) -> str:
     at = next((i for i in range(shorter) if said[i] != expected[i]), shorter)
     ends = [units[at] if at < len(units) else "the end" for units in (said, expected)]
     return f"first in prompt {prompt + 1}, {ours.unit} {at + 1}: {ends[0]} instead of {ends[1]}"
-
-
-def _allowed(prompts: int, share: float) -> int:
-    """Return how many of some prompts differ at most, by chance alone, at a share of them."""
-    below = 0.0
-    for differing in range(prompts):
-        below += comb(prompts, differing) * share**differing * (1 - share) ** (prompts - differing)
-        if below >= 1 - CHANCE:
-            return differing
-    return prompts

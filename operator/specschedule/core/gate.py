@@ -124,6 +124,11 @@ def blocking(gates: Sequence[Gate]) -> Gate | None:
     return refused(holding) or next(iter(holding), None)
 
 
+def withheld(gate: Gate) -> str:
+    """Return the outcome of a run that a gate keeps from promotion."""
+    return "NotPromoted" if gate.answer == "Fail" else "Inconclusive"
+
+
 def overridden(spec: Spec, gates: Sequence[Gate]) -> list[Gate]:
     """Let the user's overrides turn Fail and Unknown into Pass, with both reasons shown."""
     reasons = {override.gate: override.reason for override in spec.policy.overrides}

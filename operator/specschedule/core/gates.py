@@ -7,11 +7,11 @@ from specschedule.core.arms import ADAPTIVE_KEY
 from specschedule.core.compare import INCUMBENT, NONE, TWIN
 from specschedule.core.equivalence import output_equivalence
 from specschedule.core.evidence import Launch
-from specschedule.core.gate import Gate, blocking, overridden, refused, unknown
+from specschedule.core.gate import Gate, blocking, overridden, refused, unknown, withheld
 from specschedule.core.matrix import MatrixRow
-from specschedule.core.observed import ServerFacts
 from specschedule.core.preflight import before_pods
 from specschedule.core.spec import Spec
+from specschedule.core.target import ServerFacts
 
 __all__ = [
     "Gate",
@@ -20,6 +20,7 @@ __all__ = [
     "between_arms",
     "blocking",
     "refused",
+    "withheld",
     "without_speculation",
 ]
 

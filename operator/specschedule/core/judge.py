@@ -25,10 +25,10 @@ from specschedule.core.compare import (
 )
 from specschedule.core.evidence import Launch, Receipt
 from specschedule.core.noise import Noise, suspect
-from specschedule.core.observed import ServerFacts
 from specschedule.core.regime import ServingRegime, regime
 from specschedule.core.schedule import ScheduleError, effective
 from specschedule.core.spec import Metric, Mode, Rule, Spec
+from specschedule.core.target import ServerFacts
 from specschedule.core.tax import tax_table
 from specschedule.core.verdict import (
     ArmFacts,

@@ -7,16 +7,28 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from specschedule.core.gate import Gate, fails, not_applicable, passes
-from specschedule.core.observed import ServerFacts
 from specschedule.core.schedule import EffectiveTable
+from specschedule.core.target import ServerFacts, TargetFacts
 from specschedule.core.values import Value
 from specschedule.core.versions import numbers
 
 V2_LACKS = frozenset({"suffix", "medusa", "mlp_speculator", "custom_class"})
 """Methods that model runner V2 of vLLM 0.32 and 0.33 does not have."""
 
+Device = Literal["cpu", "cuda", "rocm", "npu", "other"]
+
+DEVICES: Mapping[str, Device] = {"nvidia.com": "cuda", "amd.com": "rocm", "huawei.com": "npu"}
+"""Devices by the domain of the resource that a pod asks for."""
+
 Effect = Literal[
-    "Honours", "TruncatesOnly", "Ignores", "Disables", "Refuses", "Crashes", "Corrupts"
+    "Honours",
+    "TruncatesOnly",
+    "Ignores",
+    "LosesGraphs",
+    "Disables",
+    "Refuses",
+    "Crashes",
+    "Corrupts",
 ]
 
 
@@ -33,13 +45,17 @@ class MatrixRow(Value):
     before: str | None = None
     """First version it is no longer about."""
     tested: list[str]
-    """Versions that it was read or seen in."""
+    """Versions that it was read or seen in; empty where others reported it."""
+    option: str = "num_speculative_tokens_per_batch_size"
+    """The option that carries the schedule."""
     methods: list[str] = []
     """Speculative methods."""
     runners: list[Literal["V1", "V2"]] = []
     """Model runners."""
-    devices: list[Literal["gpu", "cpu"]] = []
+    devices: list[Device] = []
     """Devices."""
+    layouts: list[Literal["data"]] = []
+    """Ways in which the server is spread over GPUs."""
     rows: Literal["any", "zero", "varying", "contexts"] = "any"
     """Schedules: any; with a K=0 row; with another K than the largest; with contexts."""
     random: bool = False
@@ -48,6 +64,12 @@ class MatrixRow(Value):
     """What the engine does."""
     symptom: str
     """What a user sees."""
+
+    @property
+    def source(self) -> str:
+        """Where it is from: its name, and what it was tested on."""
+        tested = f"tested on {', '.join(self.tested)}" if self.tested else "reported, not tested"
+        return f"{self.id}, option {self.option}, {tested}"
 
 
 class Surroundings(Value):
@@ -59,14 +81,24 @@ class Surroundings(Value):
     """Speculative method; None when vLLM finds it from the drafter."""
     runner: Literal["V1", "V2"]
     """Model runner that is expected."""
-    device: Literal["gpu", "cpu"]
+    device: Device
     """Device."""
+    layout: Literal["data"] | None = None
+    """How the server is spread over GPUs, where that matters."""
     random: bool = False
     """Whether the load samples at a temperature above 0."""
 
     def __str__(self) -> str:
         method = self.method or "(found from the drafter)"
         return f"method {method}, model runner {self.runner}, {self.device}"
+
+
+def device_of(target: TargetFacts) -> Device:
+    """Return the device that a pod of the target runs on."""
+    if not target.gpus:
+        return "cpu"
+    domain = (target.accelerator or "nvidia.com/gpu").partition("/")[0]
+    return DEVICES.get(domain, "other")
 
 
 def expected_runner(server: ServerFacts, *, gpus: int, method: str | None) -> Literal["V1", "V2"]:
@@ -115,8 +147,7 @@ def method_and_schedule(
             return fails(
                 gate,
                 f"Engine{effect}Schedule",
-                f"candidate {name} with {where}: {row.symptom} ({row.id}, tested on "
-                f"{', '.join(row.tested)})",
+                f"candidate {name} with {where}: {row.symptom} ({row.source})",
             )
     if len(found) < len(tables) or not tables:
         return not_applicable(
@@ -130,10 +161,12 @@ def method_and_schedule(
             _, row = by_effect[effect]
             return passes(
                 gate,
-                f"with {where}: {row.symptom}; the cost of drafting stays ({row.id}, tested on "
-                f"{', '.join(row.tested)})",
+                f"with {where}: {row.symptom}; the cost of drafting stays ({row.source})",
                 "DraftingCostStays",
             )
+    if "LosesGraphs" in by_effect:
+        _, row = by_effect["LosesGraphs"]
+        return passes(gate, f"with {where}: {row.symptom} ({row.source})", "GraphsLost")
     return passes(gate, f"with {where} drafting follows the schedule")
 
 
@@ -160,6 +193,7 @@ def _matches(row: MatrixRow, where: Surroundings, kinds: set[str]) -> bool:
         (not row.methods or where.method in row.methods)
         and (not row.runners or where.runner in row.runners)
         and (not row.devices or where.device in row.devices)
+        and (not row.layouts or where.layout in row.layouts)
         and row.rows in kinds
         and (where.random or not row.random)
     )

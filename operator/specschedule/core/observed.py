@@ -11,120 +11,36 @@ from pydantic import Field
 from specschedule.core.evidence import Cell, Receipt
 from specschedule.core.regime import ServingRegime
 from specschedule.core.spec import Spec
+from specschedule.core.target import RolloutFacts, ServerFacts, TargetFacts, Unreadable
 from specschedule.core.values import Value
 from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed
 
-
-class ServerFacts(Value):
-    """A vLLM server as its container's arguments describe it."""
-
-    container: str
-    """Name of the container."""
-    engine: str = "vllm"
-    """Engine, such as vllm or sglang."""
-    model: str | None = None
-    """Model served."""
-    port: int = 8000
-    """Port of the OpenAI API."""
-    max_num_seqs: int = 256
-    """Largest batch size."""
-    max_num_seqs_given: bool = False
-    """Whether the arguments say so, or it is vLLM's default."""
-    max_model_len: int | None = None
-    """Longest context."""
-    max_num_batched_tokens: int | None = None
-    """Token budget of a step, where given."""
-    data_parallel_size: int = 1
-    """Data parallel ranks."""
-    tensor_parallel_size: int = 1
-    """Tensor parallel ranks."""
-    pipeline_parallel_size: int = 1
-    """Pipeline parallel ranks."""
-    enforce_eager: bool = False
-    """Whether graphs and compilation are off."""
-    scheduler_class: str | None = None
-    """--scheduler-cls, where given."""
-    worker_extension: str | None = None
-    """--worker-extension-cls, where given."""
-    image: str | None = None
-    """Image reference of the container."""
-    gpus: int = 0
-    """GPUs that its pod asks for."""
-    async_scheduling: bool | None = None
-    """--async-scheduling, where given."""
-    enable_lora: bool = False
-    """Whether adapters can be served."""
-    adapters: list[str] | None = None
-    """Adapters that a serving pod lists now; None where none could be asked."""
-    graph_mode: str | None = None
-    """cudagraph_mode that the arguments ask for."""
-    attention_backend: str | None = None
-    """Attention backend that the arguments pin."""
-    quantization: str | None = None
-    """--quantization, where given."""
-    kv_role: str | None = None
-    """kv_role of a KV transfer config: a prefill/decode split."""
-    speculative: dict[str, Any] | None = None
-    """The speculative config, as one merged object; None when the server does not speculate."""
-    environment: dict[str, str] = {}
-    """Literal environment variables of the container."""
-    arguments: list[str] = []
-    """The list (args or command) that holds the speculative argument, byte for byte."""
-    arguments_field: Literal["args", "command"] = "args"
-    """Which list of the container that is."""
-    notes: list[str] = []
-    """What could not be read with certainty."""
-
-
-class Unreadable(Value):
-    """The server arguments cannot be read or edited exactly."""
-
-    reason: str
-    """CamelCase constant, such as NoVllmContainer or UnsupportedArgumentForm."""
-    message: str
-    """Object, field and remedy."""
-
-
-class RolloutFacts(Value):
-    """How far the serving Deployment's rollout is."""
-
-    complete: bool
-    """Every replica runs the present template and is available."""
-    message: str
-    """Such as '1 of 2 replicas updated'."""
-    failing: str | None = None
-    """Why new pods do not become ready, quoted from their state; None while nothing is wrong."""
-
-
-class TargetFacts(Value):
-    """The serving workload."""
-
-    resource_version: str
-    """For preconditions."""
-    generation: int
-    """metadata.generation."""
-    template_hash: str
-    """Hash of the pod template with the speculative argument left out."""
-    server: ServerFacts | Unreadable
-    """Its vLLM server."""
-    owner: str | None = None
-    """Controlling owner, such as 'InferenceService/chat'; None when it owns itself."""
-    replicas: int = 1
-    """spec.replicas."""
-    rollout: RolloutFacts
-    """Rollout of the present template."""
-    image_ids: list[str] = []
-    """Digests of the images that its pods run now."""
-    gpus: int = 0
-    """GPUs that one pod asks for."""
-    can_roll: str | None = None
-    """Why a rollout can never finish (one replica, maxUnavailable 0 and no free GPU); else None."""
-    roll_unchecked: str | None = None
-    """What a rollout needs that was not looked at; None when nothing is."""
-    boot_seconds: float | None = None
-    """Container start to Ready of its own pods, when known."""
-    pods: list[str] = []
-    """Names of its pods."""
+__all__ = [
+    "Action",
+    "CreateTrial",
+    "DeleteTrial",
+    "MetricsFacts",
+    "Observed",
+    "PodFacts",
+    "Promotion",
+    "RecordTrial",
+    "RestoreArguments",
+    "RolloutFacts",
+    "ScheduleFacts",
+    "ServerFacts",
+    "SetFinalizer",
+    "SetSpeculative",
+    "StartLaunch",
+    "StartVisit",
+    "StopLaunch",
+    "StopVisit",
+    "TargetFacts",
+    "TrialFacts",
+    "TrialSpec",
+    "TrialStatus",
+    "Unreadable",
+    "VisitFacts",
+]
 
 
 class TrialSpec(Value):
@@ -163,7 +79,8 @@ class TrialSpec(Value):
     bar_digest: str
     """Digest of the bar."""
     serving: ServingRegime | None = None
-    """What the serving pods did when this was planned; absent where Prometheus did not tell."""
+    """What the serving pods did when the run began, in its first launch; absent where Prometheus
+    did not tell."""
 
 
 class TrialStatus(Value):
@@ -324,7 +241,7 @@ class Observed(Value):
     prompts: Unreadable | None = None
     """Why the prompts that the spec names cannot be sent; None when they can."""
     serving: ServingRegime | None = None
-    """What the serving pods do, while nothing is launched; None where Prometheus does not tell."""
+    """What the serving pods do, while a run begins; None where Prometheus does not tell."""
     other_run: str | None = None
     """Name of another SpecSchedule that is running on the same target, and came first."""
 

@@ -16,13 +16,14 @@ from specschedule.core.gate import (
 from specschedule.core.matrix import (
     MatrixRow,
     Surroundings,
+    device_of,
     expected_runner,
     method_and_schedule,
     model_runner,
 )
-from specschedule.core.observed import ServerFacts, TargetFacts, Unreadable
 from specschedule.core.schedule import EffectiveTable, ScheduleError, effective, parse
 from specschedule.core.spec import Mode, Spec
+from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
 from specschedule.core.versions import version_gate, version_of_image
 
 BLOCK_DRAFTERS = ("dspark", "dflash")
@@ -73,7 +74,8 @@ def before_pods(
         version=version,
         method=method,
         runner=expected_runner(server, gpus=target.gpus, method=method),
-        device="gpu" if target.gpus else "cpu",
+        device=device_of(target),
+        layout="data" if server.data_parallel_size > 1 else None,
         random=spec.load.sampling.temperature > 0,
     )
     answers = [

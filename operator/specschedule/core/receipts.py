@@ -14,8 +14,8 @@ from pydantic.alias_generators import to_camel
 from specschedule.core.arms import ADAPTIVE, PIECEWISE
 from specschedule.core.evidence import Launch, Receipt
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
-from specschedule.core.observed import ServerFacts
 from specschedule.core.spec import Spec
+from specschedule.core.target import ServerFacts
 from specschedule.core.values import Value
 from specschedule.core.versions import version_gate
 

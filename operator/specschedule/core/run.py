@@ -46,8 +46,19 @@ WAITING_LOOK_S = 60.0
 
 def may_write(observed: Observed, spec: Spec, run: str) -> bool:
     """Say whether the mode, and an approval where it asks for one, lets the target be written."""
-    approved = spec.mode is Mode.APPROVE and observed.schedule.approved == run
-    return spec.mode is Mode.AUTO or approved
+    return spec.mode is Mode.AUTO or (
+        spec.mode is Mode.APPROVE
+        and observed.schedule.approved == run
+        and not _ended_before(observed, run)
+    )
+
+
+def _ended_before(observed: Observed, run: str) -> bool:
+    """Say whether a run had ended when another spec came between: its approval is used up then."""
+    return any(
+        entry.get("runId") == run and entry.get("outcome") != "Superseded"
+        for entry in observed.schedule.status.get("history") or []
+    )
 
 
 def unwanted(observed: Observed, run: str | None) -> list[Action]:
@@ -228,8 +239,9 @@ class Run:
         return CHANGED_BY_OTHERS
 
     def _serves_a_candidate(self, server: ServerFacts) -> bool:
-        """Say whether a promotion of ours, whose record was lost with the status, is in force."""
-        return may_write(self.observed, self.spec, self.run) and any(
+        """Say whether a promotion of ours is in force, whose record is no longer in the status."""
+        allowed = self.spec.mode is Mode.AUTO or self.observed.schedule.approved == self.run
+        return allowed and any(
             t.spec.arm.startswith("candidate-") and t.spec.speculative == server.speculative
             for t in self.trials
         )
@@ -270,6 +282,11 @@ class Run:
             return self._expire()
         if slots and self.trials and self._target_serves_otherwise():
             return self._finish("Aborted", "TargetChanged", CHANGED_BY_OTHERS)
+        failed = gates.refused(self._between_arms(server)) if slots and self.trials else None
+        if failed is not None:
+            # More launches would cost GPUs and change nothing.
+            judgement = self._judge(server)
+            return self._finish("NotPromoted", failed.reason, failed.message, judgement)
         held = next((s for s in steps if s.held), None)
         if slots and not self.observed.metrics.available:
             metrics = self.observed.metrics
@@ -334,10 +351,7 @@ class Run:
     def _conclude(
         self, target: TargetFacts, server: ServerFacts, finished: plan.Finished
     ) -> Decision:
-        evidence = [as_launch(t) for t in self.trials]
-        self.answers = _merge(self.answers, gates.between_arms(self.spec, evidence, server))
-        serving = self.trials[0].spec.serving if self.trials else None
-        judgement = judge.judge(self.spec, evidence, server=server, serving=serving)
+        judgement = self._judge(server)
         if finished.reason == "BudgetExhausted" and judgement.outcome == "Inconclusive":
             return self._finish("Inconclusive", finished.reason, finished.message, judgement)
         blocking = gates.blocking(self.answers)
@@ -345,9 +359,19 @@ class Run:
         if better is None:
             return self._finish(judgement.outcome, judgement.reason, judgement.message, judgement)
         if blocking is not None:
-            outcome = "NotPromoted" if blocking.answer == "Fail" else "Inconclusive"
+            outcome = gates.withheld(blocking)
             return self._finish(outcome, blocking.reason, blocking.message, judgement)
         return self._better(target, server, better, judgement)
+
+    def _judge(self, server: ServerFacts) -> Judgement:
+        """Return what the launches say so far; the gates that they answer join the answers."""
+        evidence = [as_launch(t) for t in self.trials]
+        self.answers = _merge(self.answers, self._between_arms(server))
+        serving = self.trials[0].spec.serving if self.trials else None
+        return judge.judge(self.spec, evidence, server=server, serving=serving)
+
+    def _between_arms(self, server: ServerFacts) -> list[Gate]:
+        return gates.between_arms(self.spec, [as_launch(t) for t in self.trials], server)
 
     def _better(
         self,
@@ -359,15 +383,21 @@ class Run:
         arm = next(a for a in self.arms if a.name == f"candidate-{better.candidate}")
         if self.spec.mode is Mode.PROPOSE:
             return self._finish("Proposed", better.reason, better.message, judgement)
-        if not may_write(self.observed, self.spec, self.run):
+        if not (may_write(self.observed, self.spec, self.run) or self._target_serves_otherwise()):
+            schedule = self.observed.schedule
+            remedy = (
+                f"to promote it: kubectl annotate specschedule {schedule.name} "
+                f"-n {schedule.namespace} specschedule.dev/approve={self.run}"
+            )
+            if _ended_before(self.observed, self.run):
+                remedy = (
+                    "this run had ended before the spec was changed and changed back, and an "
+                    f"approval counts once; {_how_to_retry(self.observed)}"
+                )
             report = self._report(
                 stage="AwaitingApproval",
                 reason="AwaitingApproval",
-                message=(
-                    f"{better.message}; to promote it: kubectl annotate specschedule "
-                    f"{self.observed.schedule.name} -n {self.observed.schedule.namespace} "
-                    f"specschedule.dev/approve={self.run}"
-                ),
+                message=f"{better.message}; {remedy}",
                 judgement=judgement,
             )
             return Decision(report=report, look_again_in=WAITING_LOOK_S)

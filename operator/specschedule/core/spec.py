@@ -109,7 +109,8 @@ class Candidate(Value):
     """Short name, used in the names of trial pods."""
     schedule: Rows
     """Rows [first, last, tokens] by batch size, or [first, last, contextFirst, contextLast,
-    tokens]; ranges are inclusive, as in vLLM's num_speculative_tokens_per_batch_size."""
+    tokens]; ranges are inclusive, as in vLLM's num_speculative_tokens_per_batch_size. The batch
+    size is the number of requests scheduled in an engine step, prefills included."""
     max_tokens: Annotated[int, Field(ge=1, le=64)] | None = None
     """num_speculative_tokens of the launch. The largest tokens of the rows when left out."""
 

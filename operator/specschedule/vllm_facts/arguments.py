@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specschedule.core.observed import ServerFacts, Unreadable
+from specschedule.core.target import ServerFacts, Unreadable
 from specschedule.vllm_facts.editing import ArgumentEdit, edited_container, with_speculative
 from specschedule.vllm_facts.flags import (
     COMPILATION,
     KNOWN_KEYS,
+    RENAMED_KEYS,
     Flag,
     FlagError,
     config_file_tokens,
@@ -150,12 +151,12 @@ def _facts(
     role = kv_transfer.get("kv_role")
     field = _edited_field(launch)
     speculative = speculative_of(flags)
-    strange = sorted(set(speculative or {}) - KNOWN_KEYS)
-    if strange:
+    for key in sorted(set(speculative or {}) - KNOWN_KEYS):
+        renamed = f"; it is {RENAMED_KEYS[key]} there" if key in RENAMED_KEYS else ""
         notes = [
             *notes,
-            f"speculative config key {', '.join(strange)} is not one of vLLM 0.32, which "
-            "refuses to start with it",
+            f"speculative config key {key} is not one of vLLM 0.32, which refuses to start with "
+            f"it{renamed}",
         ]
     return ServerFacts(
         container=str(container.get("name") or ""),

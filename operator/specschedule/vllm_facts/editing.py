@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from specschedule.core.observed import Unreadable
+from specschedule.core.target import Unreadable
 from specschedule.vllm_facts.flags import (
     COMPILATION,
     SPECULATIVE,

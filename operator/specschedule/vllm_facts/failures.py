@@ -84,9 +84,14 @@ _KNOWN: tuple[_Known, ...] = (
     ),
 )
 
-_ERROR = re.compile(r"^(?:[\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b(?::|$)")
+_ERROR = re.compile(
+    r"^(?:[\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b(?::|$)|^[\w. -]+: error: "
+)
 _NOT_THE_CAUSE = re.compile(r"initialization failed|See root cause|EngineDeadError")
-_REFUSED_OPTION = re.compile(r"unexpected keyword argument '(?P<n>\w+)'")
+_REFUSED_OPTION = re.compile(
+    r"unexpected keyword argument '(\w+)'"
+    r"|^[\w. -]+: error: (?:unrecognized arguments: (--?[^\s=]+)|argument (--?[^\s:/]+))"
+)
 _CAPTURING = re.compile(r"[Cc]apturing (?:\w+ )*CUDA graphs|Capturing model for speculator")
 _CAPTURED = re.compile(r"Graph capturing finished")
 
@@ -102,7 +107,10 @@ def start_failure(log_text: str, *, exit_code: int | None = None) -> Failure:
     last = _last_error(lines)
     if option := _refused_option(lines):
         return Failure(
-            "OptionRefused", f"engine refuses option {option}; vLLM has no such key", last, False
+            "OptionRefused",
+            f"engine refuses option {option}: this vLLM has no such option or value",
+            last,
+            False,
         )
     for known in _KNOWN:
         for line in reversed(lines):
@@ -124,7 +132,7 @@ def _while_capturing(lines: Sequence[str]) -> bool:
 def _refused_option(lines: Sequence[str]) -> str | None:
     for before, line in zip(["", *lines], lines, strict=False):
         if match := _REFUSED_OPTION.search(line):
-            return match.group("n")
+            return next(group for group in match.groups() if group)
         if "Unexpected keyword argument" in line and re.fullmatch(r"[\w.]+", before.strip()):
             return before.strip()
     return None

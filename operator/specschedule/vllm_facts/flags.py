@@ -114,6 +114,12 @@ _KNOWN_KEYS = """
 KNOWN_KEYS = frozenset(_KNOWN_KEYS.split())
 """Keys of a speculative config in vLLM 0.32.0 (``vllm/config/speculative.py``)."""
 
+RENAMED_KEYS = {
+    "adaptive_verification": "enable_adaptive_verification",
+    "speculative_token_schedule": "num_speculative_tokens_per_batch_size",
+}
+"""Keys that documents and proposals use, and what vLLM 0.32.0 calls them."""
+
 _SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from specschedule.core.observed import Unreadable
+from specschedule.core.target import Unreadable
 from specschedule.vllm_facts.flags import Token
 from specschedule.vllm_facts.plain import items
 from specschedule.vllm_facts.shell import ShellError, commands
@@ -346,6 +346,8 @@ def _names_unknown(container: Mapping[str, Any], environment: Mapping[str, str])
 
 def _expand(text: str, environment: Mapping[str, str], unknown: set[str] | None) -> Token:
     """Put values in for ``$(NAME)`` as Kubernetes does."""
+    if "$" not in text:
+        return Token(text)
     pieces = list(_pieces(text, environment, unknown))
     return Token("".join(piece for _, piece, _ in pieces), any(hidden for *_, hidden in pieces))
 

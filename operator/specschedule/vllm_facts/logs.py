@@ -36,7 +36,13 @@ _PREFIX = re.compile(
 _COMPILED = re.compile(r"during inference: .*causes a latency spike")
 
 NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
-    (SCHEDULE_DISABLED, re.compile(r"Disabling num_speculative_tokens_per_batch_size")),
+    (
+        SCHEDULE_DISABLED,
+        re.compile(
+            r"Disabling num_speculative_tokens_per_batch_size"
+            r"|falling back to static num_speculative_tokens"
+        ),
+    ),
     (
         GRAPH_MODE_OVERRIDDEN,
         re.compile(
@@ -54,7 +60,7 @@ NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
         CAPTURE_TRUNCATED,
         re.compile(
             r"Truncating max_cudagraph_capture_size to|cudagraph_capture_sizes specified in .* is "
-            r"overridden|maximum \d+ (?:was )?(?:cut|truncated) to \d+"
+            r"overridden|(?:max|maximum)\S* (?:.* )?\d+ (?:was )?(?:cut|truncated) to \d+"
         ),
     ),
     (TUNED, re.compile(r"Compiling a graph for compile range")),
@@ -130,8 +136,8 @@ def compiled_at(text: str) -> list[float]:
     for line in text.splitlines():
         time, _, said = line.partition(" ")
         if any(_COMPILED.search(message) for message in messages(said)):
-            # Kubernetes writes nanoseconds.
-            found.append(datetime.fromisoformat(time[:26].rstrip("Z") + "+00:00").timestamp())
+            # With nanoseconds, in the time zone of the node.
+            found.append(datetime.fromisoformat(time).timestamp())
     return found
 
 

@@ -4,9 +4,11 @@ Read in vLLM 0.32.0 and 0.33.0 (``v1/worker/gpu_model_runner.py``, ``v1/worker/g
 ``config/vllm.py``). The first row that matches answers, so exceptions stand before rules.
 """
 
-from specschedule.core.matrix import MatrixRow
+from specschedule.core.matrix import Device, MatrixRow
 
 _BOTH = ["0.32.0", "0.33.0"]
+_OWN: list[Device] = ["cpu", "cuda", "rocm"]
+"""Devices of vLLM's own model runners; plugins for others bring theirs."""
 
 ROWS: tuple[MatrixRow, ...] = (
     MatrixRow(
@@ -14,8 +16,17 @@ ROWS: tuple[MatrixRow, ...] = (
         tested=_BOTH,
         before="0.34.0",
         rows="contexts",
+        option="speculative_token_schedule",
         effect="Refuses",
         symptom="five-number rows are in no release up to 0.33.0; the engine wants three",
+    ),
+    MatrixRow(
+        id="vllm#45963",
+        tested=_BOTH,
+        since="0.26.0",
+        layouts=["data"],
+        effect="Disables",
+        symptom="the engine switches the schedule off, as ranks that choose apart would deadlock",
     ),
     MatrixRow(
         id="cpu-sampling-under-speculation",
@@ -57,6 +68,15 @@ ROWS: tuple[MatrixRow, ...] = (
         symptom="suffix drafting chooses its own length per request and takes no schedule",
     ),
     MatrixRow(
+        id="vllm-ascend#16637",
+        tested=[],
+        devices=["npu"],
+        rows="varying",
+        effect="LosesGraphs",
+        symptom="a schedule switches off the token padding that full graphs need there: at 16 in "
+        "flight others kept a third of the throughput",
+    ),
+    MatrixRow(
         id="custom-class",
         tested=["0.32.0"],
         methods=["custom_class"],
@@ -66,6 +86,7 @@ ROWS: tuple[MatrixRow, ...] = (
     MatrixRow(
         id="v1-honours",
         tested=_BOTH,
+        devices=_OWN,
         methods=["ngram", "eagle", "eagle3", "mtp", "draft_model", "dflash"],
         runners=["V1"],
         effect="Honours",
@@ -74,6 +95,7 @@ ROWS: tuple[MatrixRow, ...] = (
     MatrixRow(
         id="v2-autoregressive",
         tested=_BOTH,
+        devices=_OWN,
         methods=["eagle", "eagle3", "mtp"],
         runners=["V2"],
         effect="Honours",
@@ -82,6 +104,7 @@ ROWS: tuple[MatrixRow, ...] = (
     MatrixRow(
         id="v2-truncates",
         tested=_BOTH,
+        devices=_OWN,
         methods=["draft_model", "dflash", "dspark", "ngram", "ngram_gpu"],
         runners=["V2"],
         effect="TruncatesOnly",

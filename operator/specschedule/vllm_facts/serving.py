@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from specschedule.core import receipts
 from specschedule.core.evidence import Launch, Receipt
 from specschedule.core.gate import Gate, fails, not_applicable, overridden, passes
-from specschedule.core.observed import ServerFacts
 from specschedule.core.spec import Spec
+from specschedule.core.target import ServerFacts
 from specschedule.vllm_facts.failures import start_failure
 from specschedule.vllm_facts.metrics import Scrape, read_metrics
 from specschedule.vllm_facts.receipt import read_receipt

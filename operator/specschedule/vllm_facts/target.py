@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from specschedule.core.observed import RolloutFacts, ServerFacts, TargetFacts, Unreadable
 from specschedule.core.spec import digest_of
+from specschedule.core.target import RolloutFacts, ServerFacts, TargetFacts, Unreadable
 from specschedule.vllm_facts.arguments import (
     ArgumentEdit,
     edited_container,
@@ -86,6 +86,7 @@ def target_facts(
         rollout=_rollout(deployment, replicas, pods),
         image_ids=sorted(_image_ids(pods, name)),
         gpus=gpus,
+        accelerator=next((name for name, _ in _accelerators(pod_spec)), None),
         can_roll=impossible,
         roll_unchecked=unchecked,
         boot_seconds=_boot_seconds(pods, name),
@@ -95,12 +96,17 @@ def target_facts(
 
 def pod_gpus(pod_spec: Mapping[str, Any]) -> int:
     """Return the GPUs that one pod asks for, over its containers."""
-    total = 0
+    return sum(amount for _, amount in _accelerators(pod_spec))
+
+
+def _accelerators(pod_spec: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
+    """Yield the resources by which a pod's containers ask for GPUs, and how many."""
     for each in items(pod_spec.get("containers")):
         resources = mapping(mapping(each).get("resources"))
         wanted = {**mapping(resources.get("requests")), **mapping(resources.get("limits"))}
-        total += sum(_whole(amount, 0) for name, amount in wanted.items() if _GPU.search(str(name)))
-    return total
+        for name, amount in wanted.items():
+            if _GPU.search(str(name)) and (count := _whole(amount, 0)):
+                yield str(name), count
 
 
 def _template_hash(

@@ -20,6 +20,7 @@ from specschedule.core.evidence import Receipt
 from specschedule.core.observed import (
     Observed,
     PodFacts,
+    ScheduleFacts,
     TargetFacts,
     TrialFacts,
     TrialSpec,
@@ -27,7 +28,7 @@ from specschedule.core.observed import (
     Unreadable,
     VisitFacts,
 )
-from specschedule.core.spec import Spec
+from specschedule.core.spec import Spec, run_id
 from specschedule.core.visit import VisitEnded
 from specschedule.ports import Key, Metrics, Unavailable
 from specschedule.vllm_facts.failures import start_failure
@@ -80,8 +81,8 @@ class Observer:
         target, metrics = self.target(mine), self._metrics.check(url)
         trials = self._trials(key.namespace, schedule.uid, url)
         serving = None
-        launching = all(trial.status.ended_at is not None for trial in trials)
-        if url and metrics.available and launching and isinstance(target, TargetFacts):
+        beginning = spec is not None and _begins(schedule, spec, trials)
+        if url and metrics.available and beginning and isinstance(target, TargetFacts):
             serving = self._metrics.serving(url, namespace=key.namespace, pods=target.pods)
         return Observed(
             schedule=schedule,
@@ -278,6 +279,13 @@ class Observer:
             return None
         latest = max(warnings, key=_said_at, default=None)
         return f"{latest['reason']}: {latest['message']}" if latest else None
+
+
+def _begins(schedule: ScheduleFacts, spec: Spec, trials: Iterable[TrialFacts]) -> bool:
+    """Say whether the next launch is the first of its run: what serving does is kept there."""
+    run = run_id(schedule.uid, spec, schedule.retry)
+    over = schedule.status.get("runId") == run and schedule.status.get("outcome")
+    return not over and all(trial.spec.run_id != run for trial in trials)
 
 
 def _visit_number(job: Object) -> int:
