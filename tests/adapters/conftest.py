@@ -17,8 +17,9 @@ from kubernetes import client
 
 from specschedule.adapters.kubernetes import KubernetesWorld
 from specschedule.adapters.kubernetes.api import Api, connect
-from specschedule.core.observed import MetricsFacts, Observed, TargetFacts, TrialSpec
+from specschedule.core.observed import MetricsFacts, Observed, TrialSpec
 from specschedule.core.regime import ServingRegime
+from specschedule.core.target import TargetFacts
 from specschedule.core.visit import Visit
 from specschedule.ports import Conflict, Key, Unavailable
 

@@ -20,9 +20,9 @@ from specschedule.core.observed import (
     StartVisit,
     StopLaunch,
     StopVisit,
-    TargetFacts,
     TrialStatus,
 )
+from specschedule.core.target import TargetFacts
 from specschedule.ports import Conflict, Refused
 
 from .conftest import Place, serving, until, wanted

@@ -15,13 +15,12 @@ from specschedule.core.observed import (
     RecordTrial,
     StartLaunch,
     StartVisit,
-    TargetFacts,
     TrialFacts,
     TrialStatus,
-    Unreadable,
 )
 from specschedule.core.regime import ServingRegime
 from specschedule.core.spec import Spec, run_id
+from specschedule.core.target import TargetFacts, Unreadable
 
 from .conftest import Place, serving, until, wanted
 

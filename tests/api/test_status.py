@@ -7,8 +7,9 @@ from pydantic import ValidationError
 
 from specschedule.api.status import status_of
 from specschedule.core.decision import Report
-from specschedule.core.observed import Promotion, ScheduleFacts, Unreadable
+from specschedule.core.observed import Promotion, ScheduleFacts
 from specschedule.core.spec import Spec
+from specschedule.core.target import Unreadable
 
 SPEC = Spec.model_validate(
     {

@@ -3,14 +3,11 @@
 from specschedule.core.observed import (
     Promotion,
     RestoreArguments,
-    RolloutFacts,
-    ServerFacts,
     SetFinalizer,
     SetSpeculative,
-    TargetFacts,
-    Unreadable,
 )
 from specschedule.core.rollout import next_step, on_deletion
+from specschedule.core.target import RolloutFacts, ServerFacts, TargetFacts, Unreadable
 
 OLD = {"method": "eagle3", "num_speculative_tokens": 5}
 NEW = {**OLD, "num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 16, 1]]}

@@ -4,8 +4,8 @@ import pytest
 
 from specschedule.core.gate import GATES
 from specschedule.core.gates import before_pods, blocking, refused
-from specschedule.core.observed import RolloutFacts, ServerFacts, TargetFacts, Unreadable
 from specschedule.core.spec import Spec
+from specschedule.core.target import RolloutFacts, ServerFacts, TargetFacts, Unreadable
 from specschedule.core.versions import version_of_image
 from specschedule.vllm_facts import matrix
 

@@ -5,9 +5,9 @@ import pytest
 from specschedule.core.evidence import Cell, Launch, Receipt
 from specschedule.core.gate import GATES
 from specschedule.core.gates import between_arms, blocking
-from specschedule.core.observed import ServerFacts
 from specschedule.core.receipts import compared
 from specschedule.core.spec import Spec
+from specschedule.core.target import ServerFacts
 
 ROWS = [[1, 2, 5], [3, 16, 1]]
 SERVER = ServerFacts(

@@ -13,8 +13,8 @@ import pytest
 
 from specschedule.core.evidence import Launch
 from specschedule.core.gates import between_arms, blocking
-from specschedule.core.observed import ServerFacts
 from specschedule.core.spec import Spec
+from specschedule.core.target import ServerFacts
 from specschedule.core.visit import CellClosed, visit_event
 from specschedule.vllm_facts.failures import start_failure
 from specschedule.vllm_facts.receipt import read_receipt

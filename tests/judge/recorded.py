@@ -5,8 +5,8 @@ from typing import Any
 
 from specschedule.core.evidence import Launch
 from specschedule.core.judge import Judgement, judge
-from specschedule.core.observed import ServerFacts
 from specschedule.core.spec import Spec
+from specschedule.core.target import ServerFacts
 
 WINDOW_SECONDS = 100.0
 

@@ -7,8 +7,8 @@ import pytest
 
 from specschedule.core.arms import Arm, arms
 from specschedule.core.controls import is_control
-from specschedule.core.observed import ServerFacts
 from specschedule.core.spec import Spec
+from specschedule.core.target import ServerFacts
 
 EAGLE = {"method": "eagle3", "model": "org/drafter", "num_speculative_tokens": 5}
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from specschedule.core.compare import INCUMBENT
 from specschedule.core.evidence import Cell, Receipt
-from specschedule.core.observed import ServerFacts
 from specschedule.core.plan import (
     MAX_ATTEMPTS,
     Arm,
@@ -22,6 +21,7 @@ from specschedule.core.plan import (
     next_launches,
 )
 from specschedule.core.spec import Rule, Spec
+from specschedule.core.target import ServerFacts
 
 SERVER = ServerFacts(
     container="server",

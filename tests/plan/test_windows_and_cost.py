@@ -13,8 +13,8 @@ from specschedule.cli.main import main
 from specschedule.core.arms import Arm, arms
 from specschedule.core.budget import Cost, budget_left, cost
 from specschedule.core.evidence import Cell, Launch, Profile, Receipt
-from specschedule.core.observed import ServerFacts
 from specschedule.core.spec import Spec
+from specschedule.core.target import ServerFacts
 from specschedule.core.windows import swing, windows
 from specschedule.load.arrivals import draw
 from specschedule.sim.engine import Engine, Request

@@ -16,23 +16,20 @@ from specschedule.core.observed import (
     PodFacts,
     RecordTrial,
     RestoreArguments,
-    RolloutFacts,
     ScheduleFacts,
-    ServerFacts,
     SetFinalizer,
     SetSpeculative,
     StartLaunch,
     StartVisit,
     StopLaunch,
     StopVisit,
-    TargetFacts,
     TrialFacts,
     TrialSpec,
     TrialStatus,
-    Unreadable,
     VisitFacts,
 )
 from specschedule.core.spec import Spec
+from specschedule.core.target import RolloutFacts, ServerFacts, TargetFacts, Unreadable
 from specschedule.core.visit import CellClosed, VisitEnded
 from specschedule.ports import Conflict, Key
 from specschedule.sim import virtual

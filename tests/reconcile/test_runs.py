@@ -5,8 +5,9 @@ import json
 import pytest
 
 from specschedule.api.v1alpha1 import Status
-from specschedule.core.observed import SetSpeculative, StartVisit, Unreadable
+from specschedule.core.observed import SetSpeculative, StartVisit
 from specschedule.core.spec import Spec
+from specschedule.core.target import Unreadable
 from specschedule.reconcile import Reconciler
 
 from .fake_world import KEY, FakeWorld, Killed

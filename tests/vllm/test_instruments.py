@@ -22,8 +22,8 @@ import pytest
 
 from specschedule.adapters import engine as engines
 from specschedule.core.evidence import Receipt
-from specschedule.core.observed import ServerFacts
 from specschedule.core.spec import Slo
+from specschedule.core.target import ServerFacts
 from specschedule.vllm_facts.arguments import ArgumentEdit, read_container
 from specschedule.vllm_facts.instruments import arm_arguments, observing
 from specschedule.vllm_facts.receipt import read_receipt

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specschedule.core.observed import ServerFacts, Unreadable
+from specschedule.core.target import ServerFacts, Unreadable
 from specschedule.vllm_facts.arguments import (
     ArgumentEdit,
     edited_container,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from specschedule.core.observed import ServerFacts, Unreadable
 from specschedule.core.spec import Slo
+from specschedule.core.target import ServerFacts, Unreadable
 from specschedule.engine.fingerprint import Fingerprint
 from specschedule.vllm_facts import instruments
 from specschedule.vllm_facts.arguments import ArgumentEdit, edited_container, read_container

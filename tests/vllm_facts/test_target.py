@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specschedule.core.observed import ServerFacts, TargetFacts, Unreadable
+from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
 from specschedule.vllm_facts.target import target_facts
 
 

@@ -15,10 +15,10 @@ from specschedule.core.observed import (
     Observed,
     Promotion,
     SetFinalizer,
-    Unreadable,
 )
 from specschedule.core.run import LOOK_S, Run, may_write, rejected, unwanted
 from specschedule.core.spec import Mode, run_id
+from specschedule.core.target import Unreadable
 
 
 def decide(observed: Observed, now: float, *, matrix: Sequence[gates.MatrixRow]) -> Decision:

@@ -11,36 +11,9 @@ from pydantic import Field
 from specschedule.core.evidence import Cell, Receipt
 from specschedule.core.regime import ServingRegime
 from specschedule.core.spec import Spec
-from specschedule.core.target import RolloutFacts, ServerFacts, TargetFacts, Unreadable
+from specschedule.core.target import TargetFacts, Unreadable
 from specschedule.core.values import Value
 from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed
-
-__all__ = [
-    "Action",
-    "CreateTrial",
-    "DeleteTrial",
-    "MetricsFacts",
-    "Observed",
-    "PodFacts",
-    "Promotion",
-    "RecordTrial",
-    "RestoreArguments",
-    "RolloutFacts",
-    "ScheduleFacts",
-    "ServerFacts",
-    "SetFinalizer",
-    "SetSpeculative",
-    "StartLaunch",
-    "StartVisit",
-    "StopLaunch",
-    "StopVisit",
-    "TargetFacts",
-    "TrialFacts",
-    "TrialSpec",
-    "TrialStatus",
-    "Unreadable",
-    "VisitFacts",
-]
 
 
 class TrialSpec(Value):

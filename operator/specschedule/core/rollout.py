@@ -10,9 +10,8 @@ from specschedule.core.observed import (
     RestoreArguments,
     SetFinalizer,
     SetSpeculative,
-    TargetFacts,
-    Unreadable,
 )
+from specschedule.core.target import TargetFacts, Unreadable
 from specschedule.core.values import Value
 
 MAX_WRITES = 3

@@ -18,15 +18,13 @@ from specschedule.core.observed import (
     DeleteTrial,
     Observed,
     Promotion,
-    ServerFacts,
-    TargetFacts,
     TrialFacts,
     TrialSpec,
-    Unreadable,
 )
 from specschedule.core.plan import Cost, LaunchRecord, Slot, Start
 from specschedule.core.schedule import ScheduleError
 from specschedule.core.spec import Mode, Spec
+from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
 from specschedule.core.visit import Visit
 
 LOOK_S = 2.0

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specschedule.core.observed import ServerFacts, Unreadable
 from specschedule.core.spec import Slo
+from specschedule.core.target import ServerFacts, Unreadable
 from specschedule.engine import settings
 from specschedule.vllm_facts.editing import ArgumentEdit, with_added, with_speculative
 from specschedule.vllm_facts.launch import refuse

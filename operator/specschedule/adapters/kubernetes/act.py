@@ -18,7 +18,6 @@ from specschedule.core.observed import (
     DeleteTrial,
     RecordTrial,
     RestoreArguments,
-    ServerFacts,
     SetFinalizer,
     SetSpeculative,
     StartLaunch,
@@ -27,9 +26,9 @@ from specschedule.core.observed import (
     StopVisit,
     TrialSpec,
     TrialStatus,
-    Unreadable,
 )
 from specschedule.core.spec import Spec
+from specschedule.core.target import ServerFacts, Unreadable
 from specschedule.core.visit import Visit
 from specschedule.ports import Conflict, Key, Refused, Unavailable
 from specschedule.vllm_facts.arguments import (

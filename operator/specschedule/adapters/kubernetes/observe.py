@@ -21,14 +21,13 @@ from specschedule.core.observed import (
     Observed,
     PodFacts,
     ScheduleFacts,
-    TargetFacts,
     TrialFacts,
     TrialSpec,
     TrialStatus,
-    Unreadable,
     VisitFacts,
 )
 from specschedule.core.spec import Spec, run_id
+from specschedule.core.target import TargetFacts, Unreadable
 from specschedule.core.visit import VisitEnded
 from specschedule.ports import Key, Metrics, Unavailable
 from specschedule.vllm_facts.failures import start_failure

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from pydantic import ValidationError
 
 from specschedule.adapters.kubernetes.api import Object
-from specschedule.core.observed import ScheduleFacts, Unreadable
+from specschedule.core.observed import ScheduleFacts
 from specschedule.core.spec import Spec
+from specschedule.core.target import Unreadable
 from specschedule.wire import names, pods
 
 _COUNT = re.compile(r"[0-9]{1,9}")
