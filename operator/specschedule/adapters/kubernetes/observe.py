@@ -1,13 +1,11 @@
 """Gathers the facts of one SpecSchedule: one list per kind, whatever the number of launches."""
 
-import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.alias_generators import to_camel
 
 from specschedule.adapters import engine
 from specschedule.adapters.kubernetes.api import Api, Object
@@ -27,16 +25,15 @@ from specschedule.core.observed import (
 from specschedule.core.spec import Spec
 from specschedule.core.visit import VisitEnded
 from specschedule.ports import Key, Metrics, Unavailable
-from specschedule.vllm_facts.failures import start_failure
+from specschedule.vllm_facts.failures import last_words
 from specschedule.vllm_facts.logs import compiled_at
-from specschedule.vllm_facts.receipt import adapters, read_receipt
+from specschedule.vllm_facts.receipt import adapters
 from specschedule.vllm_facts.target import pod_gpus, target_facts
 from specschedule.wire import jobs, names, pods
 
 log = logging.getLogger(__name__)
 
 _COUNT = re.compile(r"[0-9]{1,9}")
-_LOG_HEAD_BYTES = 1 << 20
 _LAST_LINES = 400
 _SLOW_SECONDS = 10.0
 """A pod that is not there or not begun after this long has a reason that its status lacks."""
@@ -243,30 +240,22 @@ class Observer:
         uid = pod["metadata"]["uid"]
         if known := self._receipts.get(uid):
             return known
-        base_url = pods.url(pod)
-        answers = engine.read(base_url) if base_url else engine.Answers(None, None, None, None)
-        receipt = read_receipt(
-            version=_json(answers.version),
-            server_info=_json(answers.server_info),
-            metrics_text=answers.metrics,
-            models=_json(answers.models),
-            log_text=self._log(pod, container, limit_bytes=_LOG_HEAD_BYTES),
-        )
         node = pod["spec"].get("nodeName")
         node_labels = self._node_labels(node)
         server = next(each for each in pod["spec"]["containers"] if each["name"] == container)
-        more = {
-            "image_id": pods.image_id(pod),
-            "node": node,
-            "gpu": _first(node_labels, _GPU_LABELS),
-            "driver_version": _first(node_labels, _DRIVER_LABELS),
-            "arguments": [*(server.get("command") or []), *(server.get("args") or [])],
-            "boot_seconds": pods.boot_seconds(pod),
-        }
-        told = receipt.plain()
-        added = {k: v for k, v in more.items() if v is not None and to_camel(k) not in told}
-        receipt = receipt.model_copy(update=added)
-        if answers.version is not None and answers.metrics is not None:
+        receipt, whole = engine.receipt(
+            pods.url(pod),
+            log_text=self._log(pod, container, limit_bytes=engine.LOG_HEAD_BYTES),
+            known={
+                "image_id": pods.image_id(pod),
+                "node": node,
+                "gpu": _first(node_labels, _GPU_LABELS),
+                "driver_version": _first(node_labels, _DRIVER_LABELS),
+                "arguments": [*(server.get("command") or []), *(server.get("args") or [])],
+                "boot_seconds": pods.boot_seconds(pod),
+            },
+        )
+        if whole:
             self._receipts[uid] = receipt
             if len(self._receipts) > _RECEIPTS_KEPT:
                 self._receipts.pop(next(iter(self._receipts)), None)
@@ -362,6 +351,9 @@ def schedule_facts(schedule: Object) -> ScheduleFacts:
         spec=spec,
         approved=annotations.get(names.APPROVE),
         retry=int(retry) if counted else 0,
+        again="after a change outside this object, start again with: kubectl annotate specschedule "
+        f"{metadata['name']} -n {metadata['namespace']} {names.RETRY}="
+        f"{int(retry) + 1 if counted else 1} --overwrite",
         status=schedule.get("status") or {},
     )
 
@@ -393,7 +385,7 @@ def _adapters(serving: Iterable[Object], port: int) -> list[str] | None:
     """Ask the first serving pod that is Ready for its adapters; they may come at run time."""
     ready = next((pod for pod in serving if pods.is_ready(pod)), None)
     url = pods.url_at(ready, port) if ready is not None else None
-    return adapters(_json(engine.models(url))) if url is not None else None
+    return adapters(engine.models(url)) if url is not None else None
 
 
 def _ahead(schedules: Iterable[Object], mine: Object) -> str | None:
@@ -500,21 +492,3 @@ def _config_map_names(pod_spec: Mapping[str, Any]) -> set[str]:
 
 def _first(labels: Mapping[str, str], wanted: Iterable[str]) -> str | None:
     return next((labels[name] for name in wanted if name in labels), None)
-
-
-def _json(text: str | None) -> Mapping[str, Any] | None:
-    try:
-        answer = json.loads(text) if text is not None else None
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) else None
-
-
-def last_words(log: str, exit_code: int | None) -> str | None:
-    """Return why a server ended, from the end of its log: the known cause, else its last line."""
-    failure = start_failure(log, exit_code=exit_code)
-    if failure.line:
-        known = failure.line in failure.message
-        return failure.message if known else f"{failure.message} ({failure.line})"
-    lines = log.strip().splitlines()
-    return lines[-1].strip()[:500] if lines else None
