@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup check generate test demo demo-down fuzz bench-core bench-load bench-judge bench-tuner bench-engine lock
+.PHONY: help setup check generate test demo demo-down fuzz bench-core bench-load bench-judge bench-tuner bench-engine bench-real lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,3 +66,6 @@ bench-tuner: setup ## Regret and cost of the tuner, in virtual time
 
 bench-judge: setup ## False promotions and power of the judge, in virtual time
 	python tests/bench/bench_judge.py --page docs/evidence/bench-judge.md
+
+bench-real: setup ## A/A runs and true winners on real vLLM, 18 minutes at a time (exit 3: more are left)
+	python tests/bench/bench_real.py

@@ -66,7 +66,8 @@ def command(
     """Put a server under load and print what was measured, one JSON line per cell.
 
     With --visit, or SPECSCHEDULE_VISIT set and no --url, carries out one visit of the operator:
-    events on standard output, counters for Prometheus on port SPECSCHEDULE_METRICS_PORT (9100).
+    events on standard output, counters for Prometheus on port SPECSCHEDULE_METRICS_PORT (9100) of
+    SPECSCHEDULE_METRICS_HOST (all addresses).
     The server's API key is read from SPECSCHEDULE_API_KEY.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
@@ -234,6 +235,7 @@ async def _run(
         say=say,
         api_key=os.environ.get("SPECSCHEDULE_API_KEY"),
         port=port,
+        host=os.environ.get("SPECSCHEDULE_METRICS_HOST"),
         records=records,
     )
     try:

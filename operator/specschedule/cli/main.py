@@ -18,6 +18,7 @@ COMMANDS = {
     "propose": "Schedules worth testing, from measured cells.",
     "watch": "Follow a run in the terminal until its outcome.",
     "sim": "A simulated vLLM engine on a port.",
+    "tune": "The whole run on this machine, without Kubernetes.",
 }
 
 

@@ -185,6 +185,8 @@ class ScheduleFacts(Value):
     """Run id in the annotation specschedule.dev/approve."""
     retry: int = 0
     """Count in the annotation specschedule.dev/retry."""
+    again: str = ""
+    """How a person asks once more after a change outside this object."""
     status: dict[str, Any] = {}
     """Status as stored; facts in it are re-derived where they can be."""
 

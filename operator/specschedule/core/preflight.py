@@ -121,8 +121,8 @@ def _version(version: str | None, server: ServerFacts) -> Gate:
         return not_applicable(
             "engineVersion",
             "ReadFromLaunch",
-            f"image {server.image} does not say vLLM's version; the first launch does, and nothing "
-            "counts before",
+            f"image {server.image or '(none)'} does not say vLLM's version; the first launch does, "
+            "and nothing counts before",
         )
     return version_gate(version)
 

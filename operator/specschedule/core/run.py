@@ -82,6 +82,8 @@ def rejected(
     answers: list[Gate],
 ) -> Decision:
     """Refuse a run for good, before any pod."""
+    if run is not None and observed.schedule.again:
+        message = f"{message} ({observed.schedule.again})"
     return Decision(
         actions=unwanted(observed, None),
         report=Report(
@@ -91,19 +93,10 @@ def rejected(
             ended_at=launches.rfc3339(now),
             outcome="Rejected",
             reason=reason,
-            message=message if run is None else f"{message} ({_how_to_retry(observed)})",
+            message=message,
             gates=answers,
             superseded=_superseded(observed, run, now),
         ),
-    )
-
-
-def _how_to_retry(observed: Observed) -> str:
-    schedule = observed.schedule
-    return (
-        f"after a change outside this object, start again with: kubectl annotate specschedule "
-        f"{schedule.name} -n {schedule.namespace} specschedule.dev/retry={schedule.retry + 1} "
-        "--overwrite"
     )
 
 
@@ -390,7 +383,7 @@ class Run:
             if _ended_before(self.observed, self.run):
                 remedy = (
                     "this run had ended before the spec was changed and changed back, and an "
-                    f"approval counts once; {_how_to_retry(self.observed)}"
+                    f"approval counts once; {self.observed.schedule.again}"
                 )
             report = self._report(
                 stage="AwaitingApproval",

@@ -55,8 +55,8 @@ class Page:
         self.scrapes: list[float] = []
         """Unix times of the scrapes so far."""
 
-    async def start(self, port: int) -> int:
-        """Listen on all addresses; return the port (a free one when 0 was given).
+    async def start(self, port: int, host: str | None = None) -> int:
+        """Listen on one address, or on all; return the port (a free one when 0 was given).
 
         Raises:
             OSError: The port is taken.
@@ -65,7 +65,7 @@ class Page:
         app.router.add_get("/metrics", self._answer)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
-        await web.TCPSite(self._runner, None, port).start()
+        await web.TCPSite(self._runner, host, port).start()
         return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:

@@ -58,6 +58,7 @@ class VisitRun:
         say: Callable[[Event], None],
         api_key: str | None = None,
         port: int | None = None,
+        host: str | None = None,
         records: TextIO | None = None,
     ) -> None:
         """Prepare.
@@ -68,10 +69,11 @@ class VisitRun:
             say: Takes the events.
             api_key: Key of the server, where it wants one.
             port: Where to offer counters; none are offered when None.
+            host: On which address; on all when None.
             records: Where to write what became of every request.
         """
         self._visit, self._pool, self._say = visit, pool, say
-        self._api_key, self._port, self._records = api_key, port, records
+        self._api_key, self._port, self._host, self._records = api_key, port, host, records
         self._counters = Counters(visit)
         self._page = Page(self._counters)
         self._clock = asyncio.get_running_loop().time
@@ -91,7 +93,7 @@ class VisitRun:
             self._check_plan()
             if self._port is not None:
                 try:
-                    await self._page.start(self._port)
+                    await self._page.start(self._port, self._host)
                 except OSError as error:
                     raise Failure("BadPlan", f"counters on port {self._port}: {error}") from error
             await self._measure_all()

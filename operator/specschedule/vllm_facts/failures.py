@@ -124,6 +124,16 @@ def start_failure(log_text: str, *, exit_code: int | None = None) -> Failure:
     return Failure("EngineExited", last or "the log shows no error", last, True)
 
 
+def last_words(log_text: str, exit_code: int | None) -> str | None:
+    """Return why a server ended, from the end of its log: the known cause, else its last line."""
+    failure = start_failure(log_text, exit_code=exit_code)
+    if failure.line:
+        known = failure.line in failure.message
+        return failure.message if known else f"{failure.message} ({failure.line})"
+    lines = log_text.strip().splitlines()
+    return lines[-1].strip()[:500] if lines else None
+
+
 def _while_capturing(lines: Sequence[str]) -> bool:
     begun = any(_CAPTURING.search(line) for line in lines)
     return begun and not any(_CAPTURED.search(line) for line in lines)

@@ -126,6 +126,11 @@ def messages(text: str) -> Iterable[str]:
             yield _PREFIX.sub("", bare, count=1)
 
 
+def without_times(text: str) -> str:
+    """Return a log without the time that stands before each line."""
+    return "".join(line.partition(" ")[2] for line in text.splitlines(keepends=True))
+
+
 def compiled_at(text: str) -> list[float]:
     """Return when the engine compiled something while it served, in Unix seconds.
 

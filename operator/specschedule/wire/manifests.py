@@ -148,6 +148,19 @@ def trial_pod(
     }
 
 
+def visit_variables(visit: Visit, *, port: int) -> dict[str, str]:
+    """Return the environment by which a load process learns its visit, in a pod and outside.
+
+    Args:
+        visit: What it does, with the address of the server.
+        port: Port of its own counters.
+    """
+    return {
+        "SPECSCHEDULE_VISIT": json.dumps(visit.plain(), separators=(",", ":")),
+        "SPECSCHEDULE_METRICS_PORT": str(port),
+    }
+
+
 def visit_job(
     trial: Mapping[str, Any],
     visit: Visit,
@@ -171,9 +184,9 @@ def visit_job(
         priority_class: Priority class of the pod; None leaves the default.
         deadline_seconds: The Job fails after this long.
     """
+    variables = visit_variables(visit, port=LOAD_PORT)
     environment: list[dict[str, Any]] = [
-        {"name": "SPECSCHEDULE_VISIT", "value": json.dumps(visit.plain(), separators=(",", ":"))},
-        {"name": "SPECSCHEDULE_METRICS_PORT", "value": str(LOAD_PORT)},
+        {"name": name, "value": value} for name, value in variables.items()
     ]
     volumes: list[dict[str, Any]] = []
     mounts: list[dict[str, Any]] = []

@@ -30,7 +30,7 @@ from specschedule.core.spec import Spec, run_id
 from specschedule.core.target import TargetFacts, Unreadable
 from specschedule.core.visit import VisitEnded
 from specschedule.ports import Key, Metrics, Unavailable
-from specschedule.vllm_facts.failures import start_failure
+from specschedule.vllm_facts.failures import last_words
 from specschedule.vllm_facts.logs import compiled_at
 from specschedule.vllm_facts.target import pod_gpus, target_facts
 from specschedule.wire import jobs, names, pods
@@ -358,13 +358,3 @@ def _config_map_names(pod_spec: Mapping[str, Any]) -> set[str]:
             if reference:
                 found.add(reference["name"])
     return found
-
-
-def last_words(log: str, exit_code: int | None) -> str | None:
-    """Return why a server ended, from the end of its log: the known cause, else its last line."""
-    failure = start_failure(log, exit_code=exit_code)
-    if failure.line:
-        known = failure.line in failure.message
-        return failure.message if known else f"{failure.message} ({failure.line})"
-    lines = log.strip().splitlines()
-    return lines[-1].strip()[:500] if lines else None

@@ -41,6 +41,9 @@ def schedule_facts(schedule: Object) -> ScheduleFacts:
         spec=spec,
         approved=annotations.get(names.APPROVE),
         retry=int(retry) if counted else 0,
+        again="after a change outside this object, start again with: kubectl annotate specschedule "
+        f"{metadata['name']} -n {metadata['namespace']} {names.RETRY}="
+        f"{int(retry) + 1 if counted else 1} --overwrite",
         status=schedule.get("status") or {},
     )
 

@@ -1,20 +1,16 @@
 """What the servers of a run say: the receipt of a launch, the adapters served, the log."""
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
-
-from pydantic.alias_generators import to_camel
 
 from specschedule.adapters import engine
 from specschedule.adapters.kubernetes.api import Api, Object
 from specschedule.core.evidence import Receipt
 from specschedule.core.receipts import NOT_CARRIED
 from specschedule.ports import Unavailable
-from specschedule.vllm_facts.receipt import adapters, read_receipt, with_gpu_label
+from specschedule.vllm_facts.receipt import adapters, with_gpu_label
 from specschedule.wire import names, pods
 
-_LOG_HEAD_BYTES = 1 << 20
 _RECEIPTS_KEPT = 256
 """A receipt is kept only until it is recorded; a lost one is read again."""
 _GPU_LABELS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "gpu.intel.com/product")
@@ -38,32 +34,25 @@ class Servers:
         uid = pod["metadata"]["uid"]
         if known := self._receipts.get(uid):
             return known
-        base_url = pods.url(pod)
-        answers = engine.read(base_url) if base_url else engine.Answers(None, None, None, None)
-        receipt = read_receipt(
-            version=_json(answers.version),
-            server_info=_json(answers.server_info),
-            metrics_text=answers.metrics,
-            models=_json(answers.models),
-            log_text=self.log(pod, container, limit_bytes=_LOG_HEAD_BYTES),
-        )
         node = pod["spec"].get("nodeName")
         labels = self._node_labels(node)
-        receipt = with_gpu_label(receipt, _first(labels, _GPU_LABELS))
         server = next(each for each in pod["spec"]["containers"] if each["name"] == container)
-        more = {
-            "image_id": pods.image_id(pod),
-            "node": node,
-            "driver_version": _first(labels, _DRIVER_LABELS),
-            "arguments": [*(server.get("command") or []), *(server.get("args") or [])],
-            "boot_seconds": pods.boot_seconds(pod),
-        }
-        told = receipt.plain()
-        added = {k: v for k, v in more.items() if v is not None and to_camel(k) not in told}
+        receipt, whole = engine.receipt(
+            pods.url(pod),
+            log_text=self.log(pod, container, limit_bytes=engine.LOG_HEAD_BYTES),
+            known={
+                "image_id": pods.image_id(pod),
+                "node": node,
+                "driver_version": _first(labels, _DRIVER_LABELS),
+                "arguments": [*(server.get("command") or []), *(server.get("args") or [])],
+                "boot_seconds": pods.boot_seconds(pod),
+            },
+        )
+        receipt = with_gpu_label(receipt, _first(labels, _GPU_LABELS))
         if why := (pod["metadata"].get("annotations") or {}).get(names.NOT_CARRIED):
-            added["notes"] = [*(receipt.notes or []), f"{NOT_CARRIED}: {why}"]
-        receipt = receipt.model_copy(update=added)
-        if answers.version is not None and answers.metrics is not None:
+            notes = [*(receipt.notes or []), f"{NOT_CARRIED}: {why}"]
+            receipt = receipt.model_copy(update={"notes": notes})
+        if whole:
             self._receipts[uid] = receipt
             if len(self._receipts) > _RECEIPTS_KEPT:
                 self._receipts.pop(next(iter(self._receipts)), None)
@@ -91,16 +80,8 @@ def served_adapters(serving: Iterable[Object], port: int) -> list[str] | None:
     """Ask the first serving pod that is Ready for its adapters; they may come at run time."""
     ready = next((pod for pod in serving if pods.is_ready(pod)), None)
     url = pods.url_at(ready, port) if ready is not None else None
-    return adapters(_json(engine.models(url))) if url is not None else None
+    return adapters(engine.models(url)) if url is not None else None
 
 
 def _first(labels: Mapping[str, str], wanted: Iterable[str]) -> str | None:
     return next((labels[name] for name in wanted if name in labels), None)
-
-
-def _json(text: str | None) -> Mapping[str, Any] | None:
-    try:
-        answer = json.loads(text) if text is not None else None
-    except ValueError:
-        return None
-    return answer if isinstance(answer, dict) else None

@@ -1,0 +1,382 @@
+"""The port ``World`` on one machine: launches and visits are processes, objects are files."""
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from specschedule.adapters import engine
+from specschedule.adapters.local import processes
+from specschedule.adapters.local.command import Command, machine
+from specschedule.adapters.local.ledger import Ledger
+from specschedule.adapters.local.pages import Pages
+from specschedule.core.evidence import Receipt
+from specschedule.core.observed import (
+    Action,
+    CreateTrial,
+    DeleteTrial,
+    Observed,
+    PodFacts,
+    RecordTrial,
+    StartLaunch,
+    StartVisit,
+    StopLaunch,
+    StopVisit,
+    TrialFacts,
+    TrialSpec,
+    TrialStatus,
+    VisitFacts,
+)
+from specschedule.core.target import Unreadable
+from specschedule.core.visit import Visit, VisitEnded
+from specschedule.ports import Key, Metrics, Refused
+from specschedule.vllm_facts.failures import last_words
+from specschedule.vllm_facts.logs import compiled_at, without_times
+from specschedule.wire import jobs, manifests
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+TICK_S = 0.25
+SCRAPE_S = 0.5
+"""Between two readings of a load process' page, where no Prometheus does it."""
+
+LOAD = (sys.executable, "-m", "specschedule.cli.main", "load")
+
+
+class OutOfTime(Exception):
+    """The time given is over, and no pair of launches is half done."""
+
+
+@dataclass
+class _Server:
+    """A launch that runs."""
+
+    process: processes.Process
+    argv: list[str]
+    url: str
+    ready_at: float | None = None
+    receipt: Receipt | None = None
+    """Once it was read whole."""
+
+
+@dataclass
+class _Load:
+    """A visit that runs, or has ended."""
+
+    process: processes.Process
+    visit: Visit
+    port: int
+
+
+class LocalWorld:
+    """One run folder, one command, one thread."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        command: Command,
+        *,
+        prometheus: Metrics,
+        prompts: Path | None = None,
+        load_port: int = manifests.LOAD_PORT,
+        until: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Make a world, and end what an earlier process of this run left.
+
+        Args:
+            ledger: The run folder.
+            command: The command that serves now.
+            prometheus: Prometheus, asked where the spec names a server.
+            prompts: Prompts of the load: a folder or a file.
+            load_port: Port of the load process's counters, where a Prometheus reads them.
+            until: Unix seconds after which no launch begins, but for the second of a pair.
+            clock: Unix seconds.
+        """
+        self._ledger, self._command, self._clock = ledger, command, clock
+        self._prompts, self._load_port, self._until = prompts, load_port, until
+        self._url = ledger.spec.prometheus.url if ledger.spec.prometheus else None
+        self._pages = Pages()
+        self._metrics: Metrics = prometheus if self._url else self._pages
+        self._target = command.target()
+        self._servers: dict[str, _Server] = {}
+        self._loads: dict[str, _Load] = {}
+        self._scraped_at = 0.0
+        self._seen: list[object] = []
+        """Signs of the processes at the last observation."""
+        self._records = ledger.folder / "processes"
+        for name in processes.end_leftovers(self._records):
+            log.info("ended %s, which an earlier process of this run left", name)
+
+    def close(self) -> None:
+        """End every process."""
+        for load in self._loads.values():
+            load.process.stop(grace=1.0)
+        for server in self._servers.values():
+            server.process.stop()
+
+    def observe(self, key: Key) -> Observed | None:
+        """Gather the facts."""
+        self._seen = self._signs()
+        metrics = self._metrics.check(self._url)
+        return Observed(
+            schedule=self._ledger.schedule(),
+            target=self._target,
+            trials=[
+                self._trial(name, spec, status, metrics.url)
+                for name, (spec, status) in self._ledger.trials().items()
+            ],
+            metrics=metrics,
+        )
+
+    def perform(self, key: Key, action: Action) -> None:
+        """Carry out one action; repeating it changes nothing.
+
+        Raises:
+            Conflict: A precondition did not hold.
+            Refused: It cannot be done here.
+            OutOfTime: A launch would begin, and the time given is over.
+        """
+        match action:
+            case CreateTrial(name=name, spec=spec):
+                self._check_time(spec)
+                self._ledger.create(name, spec)
+            case StartLaunch(trial=trial):
+                self._start_launch(trial)
+            case StartVisit(trial=trial, visit=visit):
+                self._start_visit(trial, visit)
+            case StopVisit(trial=trial):
+                self._stop_visit(trial)
+            case StopLaunch(trial=trial):
+                self._stop_launch(trial)
+            case RecordTrial(trial=trial, status=status):
+                self._ledger.record(trial, status)
+            case DeleteTrial(trial=trial):
+                self._stop_visit(trial)
+                self._stop_launch(trial)
+                self._ledger.delete(trial)
+            case _:
+                raise Refused("a run on one machine writes to no serving workload")
+
+    def report(self, key: Key, status: dict[str, Any], *, resource_uid: str) -> None:
+        """Store the status, if it differs from what is stored."""
+        self._ledger.report(status)
+
+    def announce(self, key: Key, reason: str, message: str, *, warning: bool) -> None:
+        """Log it: the status says the same on the screen."""
+        log.log(logging.WARNING if warning else logging.INFO, "%s: %s", reason, message)
+
+    def wait(self, seconds: float) -> None:
+        """Return when something has happened since the last observation, or after so long.
+
+        Raises:
+            OutOfTime: Nothing runs, nothing happens, and the time given is over.
+        """
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            time.sleep(TICK_S)
+            self._look()
+            if self._signs() != self._seen:
+                return
+        if self._late() and not self._servers:
+            raise OutOfTime
+
+    def _look(self) -> None:
+        """Ask booting servers for their health, and read the pages of running visits."""
+        booting = [server for server in self._servers.values() if server.ready_at is None]
+        for server in booting:
+            if engine.get(server.url, "/health", seconds=1.0) is not None:
+                server.ready_at = self._clock()
+        if self._url is None and time.monotonic() - self._scraped_at >= SCRAPE_S:
+            self._scraped_at = time.monotonic()
+            for load in self._loads.values():
+                if load.process.exit_code() is None:
+                    self._pages.read(load.port)
+
+    def _signs(self) -> list[object]:
+        """Return what changes when something happened that a decision may want to know."""
+        servers = [(each.process.exit_code(), each.ready_at) for each in self._servers.values()]
+        loads = [(x.process.exit_code(), x.process.written()) for x in self._loads.values()]
+        return [servers, loads]
+
+    def _late(self) -> bool:
+        return self._until is not None and self._clock() >= self._until
+
+    def _check_time(self, spec: TrialSpec) -> None:
+        """Say when the time is over; a pair is not torn, as its launches must be neighbours."""
+        if not self._late():
+            return
+        turn = (spec.round, spec.attempt)
+        first = any(
+            (planned.round, planned.attempt) == turn and _paired(planned.arm)
+            for planned, _ in self._ledger.trials().values()
+        )
+        if not (first and _paired(spec.arm)):
+            raise OutOfTime
+
+    def _start_launch(self, name: str) -> None:
+        if name in self._servers:
+            return
+        spec, _ = self._ledger.trials()[name]
+        argv: list[str] | Unreadable = self._command.argv
+        if not spec.unchanged:
+            argv = self._command.with_speculative(spec.speculative, graph_mode=spec.graph_mode)
+        if isinstance(argv, Unreadable):
+            raise Refused(argv.message)
+        port = _free_port()
+        argv = [*argv, "--host", HOST, "--port", str(port)]
+        process = processes.start(
+            self._records,
+            name,
+            argv,
+            environment=self._environment({}),
+            log=self._ledger.folder / f"logs/{name}.log",
+        )
+        self._servers[name] = _Server(process, argv, f"http://{HOST}:{port}")
+
+    def _start_visit(self, name: str, visit: Visit) -> None:
+        if name in self._loads:
+            return
+        port = self._load_port if self._url else _free_port()
+        variables = manifests.visit_variables(visit, port=port)
+        if not self._url:
+            variables["SPECSCHEDULE_METRICS_HOST"] = HOST
+        if self._prompts is not None:
+            variables["SPECSCHEDULE_PROMPTS"] = str(self._prompts)
+        visited = f"{name}-v{visit.visit}"
+        process = processes.start(
+            self._records,
+            visited,
+            LOAD,
+            environment=self._environment(variables),
+            log=self._ledger.folder / f"logs/{visited}.log",
+        )
+        self._loads[name] = _Load(process, visit, port)
+
+    def _environment(self, more: Mapping[str, str]) -> dict[str, str]:
+        return {**os.environ, **more, processes.OWNER: self._ledger.uid}
+
+    def _stop_visit(self, name: str) -> None:
+        if (load := self._loads.get(name)) is not None:
+            load.process.stop()
+            del self._loads[name]
+
+    def _stop_launch(self, name: str) -> None:
+        if (server := self._servers.get(name)) is not None:
+            server.process.stop()
+            del self._servers[name]
+
+    def _trial(
+        self, name: str, spec: TrialSpec, status: TrialStatus, metrics_url: str | None
+    ) -> TrialFacts:
+        server, load = self._servers.get(name), self._loads.get(name)
+        visit = self._visit(load) if load is not None else None
+        return TrialFacts(
+            name=name,
+            spec=spec,
+            status=status,
+            pod=self._pod(server, visit) if server is not None else _lost(status),
+            visit=visit,
+            scraped=self._scraped(spec, load, visit, metrics_url) if load and visit else None,
+        )
+
+    def _pod(self, server: _Server, visit: VisitFacts | None) -> PodFacts:
+        process = server.process
+        facts: dict[str, Any] = {"created_at": process.created_at}
+        code = process.exit_code()
+        if code is not None:
+            words = last_words(without_times(process.said()), code)
+            message = f"the server exited with {code}" + (f": {words}" if words else "")
+            return PodFacts(phase="Ended", reason="Exited", message=message, **facts)
+        if server.ready_at is None:
+            return PodFacts(phase="Starting", message="its /health does not answer yet", **facts)
+        facts |= {"ready_at": server.ready_at, "url": server.url}
+        if visit is not None and visit.phase != "Running":
+            facts["compiled_at"] = [
+                at for at in compiled_at(process.said()) if at >= visit.created_at
+            ]
+        return PodFacts(
+            phase="Ready", message=f"ready on {HOST}", receipt=self._receipt(server), **facts
+        )
+
+    def _receipt(self, server: _Server) -> Receipt:
+        """Read the facts of a launch, once: a receipt that lacks an answer is read again."""
+        if server.receipt is not None:
+            return server.receipt
+        assert server.ready_at is not None
+        found, whole = engine.receipt(
+            server.url,
+            log_text=without_times(server.process.said()[: engine.LOG_HEAD_BYTES]),
+            known={
+                **machine(),
+                "image_id": self._command.installed(),
+                "arguments": server.argv,
+                "boot_seconds": round(server.ready_at - server.process.created_at, 1),
+            },
+        )
+        if whole:
+            server.receipt = found
+        return found
+
+    def _visit(self, load: _Load) -> VisitFacts:
+        process = load.process
+        created_at = process.created_at
+        if self._clock() - created_at > jobs.longest_seconds(load.visit):
+            process.stop(grace=1.0)
+        code = process.exit_code()
+        try:
+            said = jobs.events(without_times(process.said()))
+        except jobs.DamagedLog as damage:
+            return VisitFacts(phase="Failed", message=str(damage), created_at=created_at)
+        if code is None:
+            return VisitFacts(phase="Running", created_at=created_at, events=said)
+        if code == 0 and said and isinstance(said[-1], VisitEnded):
+            return VisitFacts(phase="Succeeded", created_at=created_at, events=said)
+        words = without_times(process.said()).strip().rpartition("\n")[2]
+        message = f"the load process exited with {code}: {words[:300]}"
+        return VisitFacts(phase="Failed", message=message, created_at=created_at, events=said)
+
+    def _scraped(
+        self, spec: TrialSpec, load: _Load, visit: VisitFacts, url: str | None
+    ) -> dict[str, dict[str, float]] | None:
+        """Ask for the final counters of a visit that has ended."""
+        ended = next((each for each in visit.events if isinstance(each, VisitEnded)), None)
+        if ended is None or url is None:
+            return None
+        return self._metrics.final_counts(
+            url,
+            run=spec.run_id,
+            launch=spec.launch,
+            visit=load.visit.visit,
+            at=ended.scraped_at[-1] if ended.scraped_at else self._clock(),
+        )
+
+
+def _paired(arm: str) -> bool:
+    return arm == "incumbent" or arm.startswith("candidate-")
+
+
+def _lost(status: TrialStatus) -> PodFacts | None:
+    """Return a server that is on record but gone, while its launch is not over."""
+    if status.started_at is None or status.ended_at is not None:
+        return None
+    return PodFacts(
+        phase="Ended",
+        reason="Deleted",
+        message="its process ended with the run that started it",
+        created_at=datetime.fromisoformat(status.started_at).timestamp(),
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
