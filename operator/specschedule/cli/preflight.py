@@ -13,6 +13,7 @@ from specschedule.core.gate import Gate, fails
 from specschedule.core.observed import ServerFacts
 from specschedule.core.preflight import before_pods
 from specschedule.core.schedule import ScheduleError, parse
+from specschedule.core.search import stand_in
 from specschedule.core.versions import numbers
 from specschedule.vllm_facts import matrix
 from specschedule.vllm_facts.drafter import block_size
@@ -51,6 +52,8 @@ def command(
         raise BadInput(f"--engine-version {engine_version}: write it as 0.32.0")
     maps = [only(path, "ConfigMap") for path in config_map_paths]
     facts = read_target(target_path, spec, {_name(each): _texts(each) for each in maps})
+    if spec.search is not None and isinstance(facts.server, ServerFacts):
+        spec = stand_in(spec, facts.server)
     log, metrics = _read(log_path), _read(metrics_path)
     if engine_version is None and log is not None:
         engine_version = _version(log)
