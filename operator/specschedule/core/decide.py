@@ -17,7 +17,8 @@ from specschedule.core.observed import (
     SetFinalizer,
     Unreadable,
 )
-from specschedule.core.run import LOOK_S, Run, may_write, rejected, unwanted
+from specschedule.core.refusal import rejected, unwanted
+from specschedule.core.run import LOOK_S, Run, may_write
 from specschedule.core.spec import run_id
 
 

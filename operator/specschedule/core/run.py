@@ -15,7 +15,6 @@ from specschedule.core.judge import Judgement
 from specschedule.core.observed import (
     Action,
     CreateTrial,
-    DeleteTrial,
     Observed,
     Promotion,
     ServerFacts,
@@ -26,6 +25,7 @@ from specschedule.core.observed import (
 )
 from specschedule.core.plan import Cost, LaunchRecord, Slot, Start
 from specschedule.core.proposal import Proposals
+from specschedule.core.refusal import rejected, superseded, unwanted
 from specschedule.core.schedule import ScheduleError
 from specschedule.core.spec import Mode, Spec
 from specschedule.core.visit import Visit
@@ -49,72 +49,6 @@ def may_write(observed: Observed, spec: Spec, run: str) -> bool:
     """Say whether the mode, and an approval where it asks for one, lets the target be written."""
     approved = spec.mode is Mode.APPROVE and observed.schedule.approved == run
     return spec.mode is Mode.AUTO or approved
-
-
-def unwanted(observed: Observed, run: str | None) -> list[Action]:
-    """Take away what no run needs: every pod and job, and trials that nobody remembers."""
-    remembered = {entry.get("runId") for entry in observed.schedule.status.get("history") or []}
-    actions: list[Action] = []
-    for trial in observed.trials:
-        if trial.spec.run_id == run:
-            continue
-        if not launches.ended(trial) or trial.spec.run_id not in remembered:
-            actions.append(DeleteTrial(trial=trial.name))
-        else:
-            actions.extend(launches.clear(trial))
-    return actions
-
-
-def rejected(
-    observed: Observed,
-    run: str | None,
-    now: float,
-    reason: str,
-    message: str,
-    answers: list[Gate],
-) -> Decision:
-    """Refuse a run for good, before any pod."""
-    return Decision(
-        actions=unwanted(observed, None),
-        report=Report(
-            run_id=run,
-            stage="Ended",
-            started_at=launches.rfc3339(now),
-            ended_at=launches.rfc3339(now),
-            outcome="Rejected",
-            reason=reason,
-            message=message if run is None else f"{message} ({_how_to_retry(observed)})",
-            gates=answers,
-            superseded=_superseded(observed, run, now),
-        ),
-    )
-
-
-def _how_to_retry(observed: Observed) -> str:
-    schedule = observed.schedule
-    return (
-        f"after a change outside this object, start again with: kubectl annotate specschedule "
-        f"{schedule.name} -n {schedule.namespace} specschedule.dev/retry={schedule.retry + 1} "
-        "--overwrite"
-    )
-
-
-def _superseded(observed: Observed, run: str | None, now: float) -> dict[str, Any] | None:
-    """Return the history entry of the run in status that this one replaces."""
-    status = observed.schedule.status
-    before = status.get("runId")
-    if not before or before == run:
-        return None
-    ended = status.get("outcome")
-    entry = {
-        "runId": before,
-        "outcome": ended or "Superseded",
-        "reason": status.get("reason") if ended else "SpecChanged",
-        "startedAt": status.get("startedAt"),
-        "endedAt": status.get("endedAt") or launches.rfc3339(now),
-        "recommendation": status.get("recommendation"),
-    }
-    return {key: value for key, value in entry.items() if value is not None}
 
 
 class Run:
@@ -524,7 +458,7 @@ class Run:
             arms=arm_summary(self.trials),
             gates=self.answers,
             proposals=self.search.proposals if self.search else None,
-            superseded=_superseded(self.observed, self.run, self.now),
+            superseded=superseded(self.observed, self.run, self.now),
             **more,
         )
 
