@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup check generate test demo demo-down fuzz bench-core bench-load bench-judge bench-tuner bench-engine bench-real lock
+.PHONY: help setup check generate test demo demo-down fuzz bench-core bench-load bench-judge bench-tuner bench-engine bench-real bench-screen lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ bench-load: setup ## Accuracy and cost of the load generator
 
 bench-engine: setup ## What recorder and scheduler add to an engine step
 	python tests/bench/bench_engine.py
+
+bench-screen: setup ## Real vLLM: every K in one boot against one boot for each K
+	python tests/bench/bench_screen.py --folder .work/bench-screen --page docs/evidence/screen-vllm.md
 
 bench-tuner: setup ## Regret and cost of the tuner, in virtual time
 	python tests/bench/bench_tuner.py

@@ -23,6 +23,7 @@ from specschedule.core.observed import (
     TrialStatus,
 )
 from specschedule.core.target import TargetFacts
+from specschedule.core.visit import Screen
 from specschedule.ports import Conflict, Refused
 
 from .conftest import Place, serving, until, wanted
@@ -130,6 +131,23 @@ def test_with_instruments_every_arm_carries_the_same_and_serving_none(
     assert init["image"] == "specschedule:test"
     assert init["resources"] == {"requests": {"cpu": "10m"}}
     assert place.get("deployments", "chat") == before
+
+
+def test_a_probe_starts_with_its_scheduler_and_a_secret_that_its_load_job_has_too(
+    place: Place,
+) -> None:
+    place.world = KubernetesWorld(
+        metrics=place.metrics, image="specschedule:test", api=place.api, instruments=True
+    )
+    screen = Screen(batch_sizes=[1, 8], max_tokens=2, max_num_seqs=16, secret="only-this-launch")
+    visit = place.plan().visit.model_copy(update={"windows": [], "screen": screen})
+    (container,) = launch(place, arm="probe", visit=visit)["spec"]["containers"]
+    scheduler = "--scheduler-cls=specschedule.engine.probe.EitherProbeScheduler"
+    assert [each for each in container["args"] if "scheduler" in each] == [scheduler]
+    values = {each["name"]: each["value"] for each in container["env"]}
+    assert values["SPECSCHEDULE_PROBE_SECRET"] == "only-this-launch"
+    (trial,) = place.observe().trials
+    assert trial.spec.visit.screen == screen
 
 
 def test_an_unchanged_arm_has_the_targets_arguments_byte_for_byte(place: Place) -> None:

@@ -187,7 +187,26 @@ REFUSED = {
         SCHEDULE,
         "Too many: 6000: must have at most 128 items",
     ),
-    "no candidates": (changed("candidates", []), "spec.candidates", "at least 1 items"),
+    "no candidates and no search": (
+        changed("candidates", []),
+        "spec",
+        "exactly one of candidates and search is needed",
+    ),
+    "candidates and a search": (
+        changed("search", {"maxTokens": 3}),
+        "spec",
+        "exactly one of candidates and search is needed",
+    ),
+    "a search without drafts": (
+        changed("search", {"maxTokens": 0}),
+        "spec.search.maxTokens",
+        "greater than or equal to 1",
+    ),
+    "a batch size to search twice": (
+        changed("search", {"batchSizes": [8, 8]}),
+        "spec.search.batchSizes[1]",
+        "Duplicate value: 8",
+    ),
     "nine candidates": (
         changed("candidates", [{"name": f"c{n}", "schedule": [[1, 8, n]]} for n in range(9)]),
         "spec.candidates",
@@ -283,6 +302,14 @@ def test_apply_refuses_and_names_the_fault(kubectl: Any, fault: str) -> None:
 ACCEPTED = {
     "the smallest spec": MINIMAL,
     "every field": FULL,
+    "a search with nothing said": {
+        **{key: MINIMAL[key] for key in MINIMAL if key != "candidates"},
+        "search": {},
+    },
+    "a search with every field": {
+        **{key: FULL[key] for key in FULL if key != "candidates"},
+        "search": {"maxTokens": 7, "batchSizes": [1, 8, 32], "contexts": [512, 8192]},
+    },
     "rows out of order, as vLLM sorts them": schedule([9, 16, 1], [1, 8, 3]),
     "a gap, which carries the previous tokens": schedule([1, 16, 3], [32, 64, 1]),
     "the longest schedule, eight times": changed(

@@ -29,7 +29,8 @@ ALONE = """
 import json, sys
 from importlib.metadata import entry_points, version
 import specschedule
-from specschedule.engine import inband, planner, proof, selftest, settings
+from specschedule.core import inband
+from specschedule.engine import planner, proof, selftest, settings
 print(json.dumps({
     "package": specschedule.__file__,
     "version": version("specschedule"),
@@ -74,7 +75,8 @@ def test_only_what_runs_inside_the_engine_is_in_it(folder: Path) -> None:
         each for each in files if not each.startswith(("specschedule/engine/", "specschedule-"))
     }
     assert ours == {f"specschedule/{each}" for each in ("__init__.py", "core/__init__.py")} | {
-        "specschedule/core/schedule.py"
+        "specschedule/core/inband.py",
+        "specschedule/core/schedule.py",
     }
     assert all(each.endswith(".py") for each in files if "dist-info" not in each)
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specschedule.core import inband
 from specschedule.core.schedule import effective
-from specschedule.engine import inband
 from specschedule.engine.planner import (
     BootError,
     Planner,

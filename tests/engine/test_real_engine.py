@@ -25,8 +25,9 @@ from typing import Any
 
 import pytest
 
+from specschedule.core import inband
 from specschedule.core.schedule import effective
-from specschedule.engine import deliver, inband, selftest, settings
+from specschedule.engine import deliver, selftest, settings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 

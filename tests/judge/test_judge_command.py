@@ -287,3 +287,37 @@ def test_an_override_of_no_gate_is_said(tmp_path: Path) -> None:
     said = answer(ask(tmp_path, yaml.safe_dump(measured()), "-o", "json", schedule=schedule))
     assert (said["outcome"], said["reason"]) == ("NotPromoted", "UnknownGate")
     assert "prefixCahce" in said["message"]
+
+
+SEARCHED = {
+    **SCHEDULE,
+    "spec": {k: v for k, v in SCHEDULE["spec"].items() if k != "candidates"}  # type: ignore[attr-defined]
+    | {"search": {"maxTokens": 5}},
+}
+
+
+def searched() -> list[dict[str, Any]]:
+    """Trials of a run that found its candidate, and the screen that found it."""
+    found = trials()
+    for document in found:
+        if document["spec"]["arm"] == "candidate-card":
+            document["spec"]["schedule"] = [[1, 2, 5], [3, 16, 1]]
+    screen = trial("probe", 90, 0, [cell(8, 900.0)])
+    screen["spec"]["visit"] = {"screen": {"batchSizes": [1, 8], "maxTokens": 5, "maxNumSeqs": 16}}
+    return [screen, *found]
+
+
+def test_a_search_is_judged_by_its_tests_alone_like_candidates_written_down(
+    tmp_path: Path,
+) -> None:
+    found = answer(ask(tmp_path, yaml.safe_dump(searched()), "-o", "json", schedule=SEARCHED))
+    written = answer(ask(tmp_path, yaml.safe_dump(trials()), "-o", "json"))
+    assert found["outcome"] == written["outcome"]
+    assert found["verdicts"] == written["verdicts"]
+
+
+def test_a_search_that_has_tested_nothing_yet_is_told(tmp_path: Path) -> None:
+    only = [trial("incumbent", 3, 1, [cell(8, 100.0)])]
+    result = ask(tmp_path, yaml.safe_dump(only), schedule=SEARCHED)
+    assert result.exit_code == 2
+    assert "the search has found none yet" in result.output

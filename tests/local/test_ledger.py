@@ -16,7 +16,12 @@ import yaml
 
 from specschedule.adapters.local import Command, FolderRefused, Ledger, LocalWorld, OutOfTime
 from specschedule.adapters.prometheus import PrometheusMetrics
-from specschedule.core.observed import CreateTrial, SetFinalizer, TrialSpec, TrialStatus
+from specschedule.core.observed import (
+    CreateTrial,
+    SetFinalizer,
+    TrialSpec,
+    TrialStatus,
+)
 from specschedule.core.visit import Visit
 from specschedule.ports import Conflict, Refused
 from tests.local.questions import question, sim, spec

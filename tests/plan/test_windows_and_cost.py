@@ -446,3 +446,20 @@ def test_an_impossible_schedule_is_named(tmp_path: Path) -> None:
     result = ask(tmp_path, DEPLOYMENT, spec=bad)
     assert result.exit_code == 2
     assert "NotFromOne" in result.output
+
+
+def test_a_search_is_priced_with_its_screen_before_anything_is_known(tmp_path: Path) -> None:
+    spec = {key: value for key, value in SPEC.items() if key != "candidates"}
+    result = ask(tmp_path, DEPLOYMENT, "--boot", "4m", "-o", "json", spec=spec | {"search": {}})
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.output)
+    assert [row["arm"] for row in said["arms"]][:4] == [
+        "probe",
+        "none",
+        "incumbent",
+        "candidate-search",
+    ]
+    assert said["launches"] == sum(row["launches"] for row in said["arms"])
+    assert said["gpuHours"] == pytest.approx(
+        sum(row["gpuHours"] for row in said["arms"]), abs=0.005
+    )

@@ -7,7 +7,7 @@ any action, to lose a status, to preempt a pod, or to lose its Prometheus.
 import zlib
 from typing import Any
 
-from specschedule.core.evidence import Launch, Outputs, PrefixCache
+from specschedule.core.evidence import Cell, Launch, Outputs, PrefixCache, Receipt
 from specschedule.core.observed import (
     CreateTrial,
     DeleteTrial,
@@ -28,9 +28,10 @@ from specschedule.core.observed import (
     TrialStatus,
     VisitFacts,
 )
+from specschedule.core.screening import next_window
 from specschedule.core.spec import Spec
 from specschedule.core.target import RolloutFacts, ServerFacts, TargetFacts, Unreadable
-from specschedule.core.visit import CellClosed, VisitEnded
+from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed
 from specschedule.ports import Conflict, Key
 from specschedule.sim import virtual
 from specschedule.sim.worlds import WORLDS
@@ -79,6 +80,12 @@ class FakeWorld:
         self.performed: list[Any] = []
         self.announced: list[tuple[str, bool]] = []
         self.die_after: int | None = None
+        self.refuses: dict[str, str] = {}
+        """Arms that end while they boot, and their last words."""
+        self.screen_dies_after: int | None = None
+        """Windows after which the first visit of each screening launch fails."""
+        self.probe_never_switches = False
+        self.scheduler_class: str | None = None
 
     def clock(self) -> float:
         return self.now
@@ -130,6 +137,7 @@ class FakeWorld:
                 container="vllm",
                 model="demo/model",
                 max_num_seqs=16,
+                scheduler_class=self.scheduler_class,
                 data_parallel_size=self.data_parallel,
                 speculative=self.speculative,
                 arguments=["demo/model", repr(self.speculative)],
@@ -167,9 +175,13 @@ class FakeWorld:
         if self.pending is not None:
             reason, message = self.pending
             return PodFacts(phase="Pending", reason=reason, message=message, created_at=created)
+        if (words := self.refuses.get(self.trials[name][0].arm)) is not None:
+            return PodFacts(phase="Ended", reason="Exited", message=words, created_at=created)
         if self.now - created < BOOT_S:
             return PodFacts(phase="Starting", message="loading weights", created_at=created)
-        receipt = self._evidence(name).receipt.model_copy(
+        screening = self.trials[name][0].screening
+        known = Receipt() if screening else self._evidence(name).receipt
+        receipt = known.model_copy(
             update={
                 "image_id": self.images.get(self.trials[name][0].arm, "sha256:a"),
                 "log_level_hides_warnings": False,
@@ -239,17 +251,57 @@ class FakeWorld:
         )
         return launch.model_copy(update={"cells": [*cells, said]})
 
+    def _screened(self, name: str, visit: Visit) -> Launch:
+        """Carry a screen out as the load process would, window after window."""
+        spec, _ = self.trials[name]
+        assert visit.screen is not None
+        cells: list[Cell] = []
+        done = visit.screen.done
+        most = (spec.speculative or {}).get("num_speculative_tokens", 0)
+        seed = zlib.crc32(name.encode())
+        while (window := next_window(visit, cells)) is not None:
+            at = len(done) + len(cells)
+            rows = None if spec.arm == "none" else [[1, 16, window.tokens]]
+            cell = virtual.simulate_hold(
+                self.physics,
+                virtual.Arm(spec.arm, max_tokens=most, schedule=rows),
+                concurrency=window.profile.concurrency,
+                load=virtual.Load(requests=20, prompt_tokens=64, output_tokens=32),
+                seed=seed + at,
+                launch_seed=seed,
+                start=30.0 * at,
+                slo=spec.visit.slo,
+            )
+            cells.append(
+                cell.model_copy(
+                    update={"cell": window.cell, "tokens": window.tokens, "visit": visit.visit}
+                )
+            )
+            if visit.visit == 1 and len(cells) == self.screen_dies_after:
+                break
+        return Launch(arm=spec.arm, launch=spec.launch, round=0, cells=cells)
+
     def _visit(self, name: str) -> VisitFacts | None:
         if name not in self.visits:
             return None
         started, launch = self.visits[name]
         done = self.now - started >= VISIT_S
         events = [CellClosed(cell=c) for c in launch.cells] if done else []
+        if done and launch.arm == "probe" and self.probe_never_switches:
+            dead = VisitFailed(reason="NotSwitched", message="K=2 was asked for and K=5 planned")
+            return VisitFacts(phase="Failed", created_at=started, events=[dead])
+        if done and launch.round == 0 and self._dies(launch):
+            dead = VisitFailed(reason="Stalled", message="no token for 120 s")
+            return VisitFacts(phase="Failed", created_at=started, events=[*events, dead])
         return VisitFacts(
             phase="Succeeded" if done else "Running",
             created_at=started,
             events=[*events, VisitEnded(scraped_at=[self.now])] if done else [],
         )
+
+    def _dies(self, launch: Launch) -> bool:
+        first = all(cell.visit == 1 for cell in launch.cells)
+        return first and len(launch.cells) == self.screen_dies_after
 
     def _scraped(self, visit: VisitFacts) -> dict[str, dict[str, float]] | None:
         if self.prometheus_down:
@@ -285,7 +337,8 @@ class FakeWorld:
                 self.pods.setdefault(name, self.now)
             case StartVisit(trial=name, visit=visit):
                 assert visit.url.startswith("http://10.")
-                self.visits.setdefault(name, (self.now, self._evidence(name)))
+                of = self._screened(name, visit) if visit.screen else self._evidence(name)
+                self.visits.setdefault(name, (self.now, of))
             case StopVisit(trial=name):
                 self.visits.pop(name, None)
             case StopLaunch(trial=name):

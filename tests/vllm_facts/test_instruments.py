@@ -13,6 +13,7 @@ from specschedule.vllm_facts.instruments import (
     Instruments,
     arm_arguments,
     observing,
+    probing,
     scheduled,
     variables_with,
 )
@@ -229,3 +230,21 @@ def test_a_scheduler_is_refused_by_name_where_it_cannot_run(why: str) -> None:
     found = scheduled(Instruments(), of, server(of), instruments.PROBE, {})
     assert isinstance(found, Unreadable)
     assert found.reason == reason
+
+
+def test_a_probe_carries_its_secret_and_a_page_on_loopback() -> None:
+    of = container("--model", "m")
+    found = probing(carried(of), of, server(of), "s3cret")
+    assert found.arguments == (FLAG, f"--scheduler-cls={instruments.PROBE}")
+    assert found.variables["SPECSCHEDULE_PROBE_SECRET"] == "s3cret"
+    assert found.variables["SPECSCHEDULE_SCHEDULER_PORT"] == str(instruments.PROBE_PORT)
+    assert found.left_out == carried(of).left_out
+
+
+@pytest.mark.parametrize("why", TAKEN)
+def test_a_probe_that_cannot_be_carried_is_launched_without_and_told(why: str) -> None:
+    of, _ = TAKEN[why]
+    found = probing(Instruments(), of, server(of), "s3cret")
+    assert found.arguments == ()
+    assert found.variables == {}
+    assert len(found.left_out) == 1

@@ -94,6 +94,8 @@ REASONS: dict[str, str] = {
     "TargetChanged": "Somebody else changed the target during the run.",
     "MetricsDisagree": "Prometheus and the load job's record do not agree.",
     "NothingMeasured": "No candidate was measured.",
+    "NothingProposed": "The screen predicts that no schedule beats what status.recommendation"
+    " names, or what the target serves.",
     "NothingToTest": "Every candidate does exactly what the target does already.",
     "NoLaunch": "No launch of an arm counts.",
     "IncumbentFailed": "The target's own configuration could not be measured.",

@@ -95,6 +95,10 @@ _ABOVE_ZERO = _rule("self.matches('[1-9]')", "must be longer than 0")
 
 SPEC_RULES: dict[Path, list[Rule]] = {
     (): [
+        _rule(
+            "(has(self.candidates) && size(self.candidates) > 0) != has(self.search)",
+            "exactly one of candidates and search is needed",
+        ),
         *(_points_known(field) for field in ("improve", "protect")),
         *(_attainment_offered(field) for field in ("improve", "protect")),
     ],
@@ -118,6 +122,8 @@ SPEC_RULES: dict[Path, list[Rule]] = {
 SPEC_LISTS: dict[Path, dict[str, Any]] = {
     ("candidates",): {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     ("load", "points"): {"x-kubernetes-list-type": "set"},
+    ("search", "batchSizes"): {"x-kubernetes-list-type": "set"},
+    ("search", "contexts"): {"x-kubernetes-list-type": "set"},
     ("load", "requestsPerSecond"): {"x-kubernetes-list-type": "set"},
     ("policy", "overrides"): {
         "x-kubernetes-list-type": "map",

@@ -75,6 +75,7 @@ def _said(report: Report, schedule: ScheduleFacts, now: float) -> dict[str, Any]
             "message": report.message,
             "recommendation": report.recommendation or None,
             "promotion": report.promotion,
+            "proposals": report.proposals,
             "conditions": conditions(
                 report.outcome,
                 report.reason,

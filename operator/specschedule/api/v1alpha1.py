@@ -9,6 +9,7 @@ from typing import Any, Literal
 from specschedule.core.budget import Cost
 from specschedule.core.gate import Gate
 from specschedule.core.observed import Promotion, TrialSpec, TrialStatus
+from specschedule.core.proposal import Proposals
 from specschedule.core.spec import Spec
 from specschedule.core.values import Value
 from specschedule.core.verdict import Floor, Note, Tax, Verdict, Watched
@@ -94,7 +95,8 @@ class Status(Value):
     run_id: str | None = None
     """Id of the run: a hash of the object's UID, its frozen spec and its retry count."""
     stage: str | None = None
-    """Preflight, Measuring, AwaitingApproval, Promoting or Ended; derived, for people."""
+    """Preflight, Screening, Measuring, AwaitingApproval, Promoting or Ended; derived, for
+    people."""
     started_at: str | None = None
     """RFC 3339 time at which the run began."""
     ended_at: str | None = None
@@ -129,6 +131,9 @@ class Status(Value):
     """The control that is best, with its argument, when the candidate is not."""
     promotion: Promotion | None = None
     """Record of the write to the target, made before the write."""
+    proposals: Proposals | None = None
+    """What the screen of spec.search proposes, with predicted gains; what is tested follows from
+    it."""
     conditions: list[Condition] = []
     """Accepted, Progressing, Promoted, Degraded and Ready."""
     history: list[PastRun] = []

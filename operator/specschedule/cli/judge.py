@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from specschedule.cli.histograms import bounds, text
 from specschedule.cli.output import BadInput, emit, output_option
 from specschedule.cli.specs import fault, read_spec, read_target
-from specschedule.cli.trials import read_launches, read_trials, status_of
+from specschedule.cli.trials import read_launches, read_trials, status_of, testing
 from specschedule.core import gates
 from specschedule.core.compare import Offered
 from specschedule.core.evidence import Launch
@@ -64,6 +64,7 @@ def command(
         emit(told, text(told), output)
         return
     documents = read_trials(trials, run)
+    spec = testing(trials, spec, documents)
     launches = read_launches(trials, documents)
     server = _server(documents)
     answers = _gates(spec, launches, _exact_server(spec, documents, server, target))

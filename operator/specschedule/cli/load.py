@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 from urllib.parse import urlsplit
@@ -79,7 +80,7 @@ def command(
         return
     if url is None or profile is None or slo is None:
         raise BadInput("load: needs --url, --profile and --slo, or --visit")
-    _check_url(url)
+    check_url(url)
     _finish(_carry_out(_plan(url, profile, slo), prompts, out, events=False))
 
 
@@ -114,7 +115,12 @@ def _read_visit(source: str | None) -> Visit:
         raise BadInput(f"{source or 'SPECSCHEDULE_VISIT'}: {_fault(error)}") from error
 
 
-def _check_url(url: str) -> None:
+def check_url(url: str) -> None:
+    """Refuse what is no base URL of a server.
+
+    Raises:
+        BadInput: It is none.
+    """
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -213,17 +219,29 @@ def _carry_out(visit: Visit, prompts: Path | None, out: Path | None, *, events: 
         except OSError as error:
             raise BadInput(f"{out}: {error.strerror}") from error
         port = int(os.environ.get("SPECSCHEDULE_METRICS_PORT", DEFAULT_PORT)) if events else None
-        return asyncio.run(_run(visit, pool, say, port, records))
+        return asyncio.run(run_visit(visit, pool, say, port=port, records=records))
 
 
-async def _run(
+async def run_visit(
     visit: Visit,
     pool: Pool | None,
-    say: Any,
-    port: int | None,
-    records: TextIO | None,
+    say: Callable[[Event], None],
+    *,
+    port: int | None = None,
+    records: TextIO | None = None,
 ) -> int:
-    """Run until the end or until SIGTERM or SIGINT, which leave an open window without a cell."""
+    """Run until the end or until SIGTERM or SIGINT, which leave an open window without a cell.
+
+    Args:
+        visit: What to do.
+        pool: Prompts; synthetic ones when None.
+        say: Takes the events.
+        port: Where to offer counters; none are offered when None.
+        records: Where to write what became of every request.
+
+    Returns:
+        0 when the visit ended well, 1 when it failed, ``INTERRUPTED`` after a signal.
+    """
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()

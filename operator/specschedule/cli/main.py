@@ -17,6 +17,7 @@ COMMANDS = {
     "preflight": "Gates that can be answered before any pod exists.",
     "propose": "Schedules worth testing, from measured cells.",
     "watch": "Follow a run in the terminal until its outcome.",
+    "screen": "Measure a server at many numbers of draft tokens in one boot.",
     "sim": "A simulated vLLM engine on a port.",
     "tune": "The whole run on this machine, without Kubernetes.",
 }

@@ -7,6 +7,7 @@ from specschedule.cli.specs import read_spec, read_target
 from specschedule.core.budget import Cost, budget_left, cost
 from specschedule.core.plan import arms
 from specschedule.core.schedule import ScheduleError
+from specschedule.core.search import look
 from specschedule.core.target import Unreadable
 from specschedule.core.values import parse_duration
 
@@ -22,6 +23,10 @@ def command(path: str, target: str, boot: str | None, output: str) -> None:
     facts = read_target(target, spec)
     if isinstance(facts.server, Unreadable):
         raise BadInput(f"{target}: {facts.server.reason}: {facts.server.message}")
+    looked = None
+    if spec.search is not None:
+        looked = look(spec, facts.server, [], uid="", run="")
+        spec = looked.spec
     try:
         seconds = parse_duration(boot) if boot is not None else facts.boot_seconds
         planned = arms(spec, facts.server)
@@ -30,6 +35,8 @@ def command(path: str, target: str, boot: str | None, output: str) -> None:
     except ValueError as error:
         raise BadInput(f"--boot: {error}") from error
     answer = cost(spec, planned, boot_seconds=seconds, gpus=facts.gpus)
+    if looked is not None:
+        answer = looked.with_cost(answer, facts.model_copy(update={"boot_seconds": seconds}))
     left = budget_left(spec, answer, gpu_seconds=0.0)
     emit(answer.plain() | {"budget": left.plain()}, _text(answer, left.gpu_hours), output)
 

@@ -12,6 +12,7 @@ from specschedule.cli.specs import only, read_target, valid_spec
 from specschedule.core.gate import Gate, fails
 from specschedule.core.preflight import before_pods
 from specschedule.core.schedule import ScheduleError, parse
+from specschedule.core.search import stand_in
 from specschedule.core.target import ServerFacts
 from specschedule.core.versions import numbers
 from specschedule.vllm_facts import matrix
@@ -52,6 +53,8 @@ def command(
         raise BadInput(f"--engine-version {engine_version}: write it as 0.32.0")
     maps = [only(path, "ConfigMap") for path in config_map_paths]
     facts = read_target(target_path, spec, {_name(each): _texts(each) for each in maps})
+    if spec.search is not None and isinstance(facts.server, ServerFacts):
+        spec = stand_in(spec, facts.server)
     log, metrics = _read(log_path), _read(metrics_path)
     if engine_version is None and log is not None:
         engine_version = _version(log)

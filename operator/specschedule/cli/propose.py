@@ -1,42 +1,18 @@
 """``specschedule propose``: schedules worth testing, from the cells of a screening."""
 
 import json
-import sys
-from pathlib import Path
-from typing import Annotated, Any
 
 import click
-from pydantic import ConfigDict, Field, ValidationError
 
 from specschedule.cli.output import BadInput, emit, output_option
-from specschedule.cli.specs import fault, only
+from specschedule.cli.question import read_cells, read_question, sizes
 from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs
-from specschedule.core.evidence import Cell
 from specschedule.core.forecast import Interval
 from specschedule.core.proposal import Proposal, Proposed
 from specschedule.core.screen import ASSUMED_FLOOR, Search
-from specschedule.core.spec import Experiment, Load, Slo, Speculative
 from specschedule.core.tuner import NothingMeasured, propose
-from specschedule.core.values import Value, parse_share
+from specschedule.core.values import parse_share
 from specschedule.core.versions import adaptive_verification
-
-
-class _Limits(Value):
-    """``spec.search``, where a manifest has one."""
-
-    model_config = ConfigDict(extra="ignore")
-    max_tokens: Annotated[int, Field(ge=1, le=64)] | None = None
-
-
-class _Asked(Value):
-    """What a proposal needs of a spec; candidates and a bar need not exist yet."""
-
-    model_config = ConfigDict(extra="ignore")
-    slo: Slo
-    load: Load
-    speculative: Speculative | None = None
-    experiment: Experiment = Experiment()
-    search: _Limits = _Limits()
 
 
 @click.command()
@@ -67,17 +43,20 @@ def command(
     output: str,
 ) -> None:
     """Propose schedules from measured CELLS, with predicted numbers and why."""
-    spec = _asked(path)
-    found = _cells(cells)
+    spec = read_question(path)
+    found = read_cells(cells)
     method = method or (spec.speculative.method if spec.speculative else None)
+    limits = spec.search
+    largest = max(c.tokens or 0 for c in found) or 1
     search = Search(
         slo=spec.slo,
-        time_at=dict.fromkeys(spec.load.points, 1.0),
-        max_tokens=max_tokens or spec.search.max_tokens or max(c.tokens or 0 for c in found) or 1,
-        max_num_seqs=max_num_seqs or max(spec.load.points),
+        time_at=dict.fromkeys(spec.batch_sizes, 1.0),
+        max_tokens=max_tokens or (limits.max_tokens if limits else largest),
+        max_num_seqs=max_num_seqs or max(spec.batch_sizes),
         output_tokens=spec.load.output_tokens,
         prompt_tokens=spec.load.prompt_tokens,
-        graphs=Graphs(_sizes(graph_sizes)),
+        contexts=tuple(limits.contexts) if limits else (),
+        graphs=Graphs(DEFAULT_GRAPH_SIZES if graph_sizes is None else sizes(graph_sizes)),
         kv_cache_tokens=kv_cache_tokens,
         max_model_len=max_model_len,
         floor=_floor(noise_floor),
@@ -93,54 +72,6 @@ def command(
     except NothingMeasured as error:
         raise BadInput(f"{cells}: no cell can be used: {error}") from error
     emit(answer.plain(), _text(answer), output)
-
-
-def _asked(path: str) -> _Asked:
-    try:
-        return _Asked.model_validate(only(path, "SpecSchedule").get("spec"))
-    except ValidationError as error:
-        raise BadInput(f"{path}: spec{fault(error)}") from error
-
-
-def _cells(path: str) -> list[Cell]:
-    """Return the cells of a file: a JSON list, or one JSON object to a line."""
-    try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    try:
-        plain = _json(text)
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: not JSON: {error}") from error
-    if not isinstance(plain, list):
-        raise BadInput(f"{path}: must hold a list of cells")
-    if not plain:
-        raise BadInput(f"{path}: holds no cell")
-    cells = []
-    for at, item in enumerate(plain):
-        try:
-            cells.append(Cell.model_validate(item))
-        except ValidationError as error:
-            raise BadInput(f"{path}: item {at + 1}{fault(error)}") from error
-    return cells
-
-
-def _json(text: str) -> Any:
-    if not text.lstrip().startswith("{"):
-        return json.loads(text)
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
-
-
-def _sizes(text: str | None) -> tuple[int, ...]:
-    if text is None:
-        return DEFAULT_GRAPH_SIZES
-    try:
-        sizes = sorted({int(part) for part in text.split(",") if part.strip()})
-    except ValueError as error:
-        raise BadInput(f"--graph-sizes: {text!r} is no list of sizes: write 1,2,4,8") from error
-    if sizes and sizes[0] < 1:
-        raise BadInput(f"--graph-sizes: {sizes[0]} is not above 0")
-    return tuple(sizes)
 
 
 def _floor(text: str | None) -> float:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from specschedule.cli.output import BadInput, read_documents
 from specschedule.cli.specs import fault
 from specschedule.core.evidence import Launch
+from specschedule.core.spec import Candidate, Spec
 
 _FROM_SPEC = ("arm", "launch", "round", "position", "attempt", "schedule")
 _FROM_STATUS = ("startedAt", "receipt", "cells", "void", "failed")
@@ -16,6 +17,8 @@ _FROM_STATUS = ("startedAt", "receipt", "cells", "void", "failed")
 
 def read_trials(path: str, run: str | None) -> list[dict[str, Any]]:
     """Return the SpecTrials of one run, with unmeasured numbers left out.
+
+    Those of a screen are left out: their windows choose what is tested, and are no evidence.
 
     Raises:
         BadInput: The file holds none, or those of several runs and ``run`` chooses none.
@@ -31,9 +34,33 @@ def read_trials(path: str, run: str | None) -> list[dict[str, Any]]:
         raise BadInput(f"{path}: holds trials of runs {', '.join(runs)}: choose one with --run")
     if run is not None:
         found = [d for d in found if str(d["spec"].get("runId")) == run]
+    found = [d for d in found if not (d["spec"].get("visit") or {}).get("screen")]
     if not found:
         raise BadInput(f"{path}: holds no SpecTrial" + (f" of run {run}" if run else ""))
     return [_measured(document) for document in found]
+
+
+def testing(path: str, spec: Spec, documents: Sequence[Mapping[str, Any]]) -> Spec:
+    """Return the question with its candidates: where they were searched for, those launched.
+
+    Raises:
+        BadInput: They were searched for, and no launch is of one.
+    """
+    if spec.search is None:
+        return spec
+    named = {}
+    for document in documents:
+        trial = document["spec"]
+        name = str(trial.get("arm", "")).removeprefix("candidate-")
+        if trial.get("schedule") and name != trial.get("arm"):
+            tokens = (trial.get("speculative") or {}).get("num_speculative_tokens")
+            named[name] = {"name": name, "schedule": trial["schedule"], "maxTokens": tokens}
+    if not named:
+        raise BadInput(f"{path}: holds no launch of a candidate: the search has found none yet")
+    try:
+        return spec.testing([Candidate.model_validate(_measured(n)) for n in named.values()])
+    except ValidationError as error:
+        raise BadInput(f"{path}: spec.schedule{fault(error)}") from error
 
 
 def _measured(value: Any) -> Any:

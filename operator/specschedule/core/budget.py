@@ -124,6 +124,46 @@ def cost(
     )
 
 
+def with_screen(
+    confirm: Cost, spec: Spec, arms: Sequence[Arm], *, windows: int, boot: float | None, gpus: int
+) -> Cost:
+    """Add what a screen costs to what testing one proposal costs.
+
+    Args:
+        confirm: Cost of the run after the screen.
+        spec: The question, with a search.
+        arms: Arms of the screen that are launched.
+        windows: Windows that the screen may take in one launch.
+        boot: Seconds from container start to Ready; None when unknown.
+        gpus: GPUs of one pod.
+    """
+    seconds = (ASSUMED_BOOT_S if boot is None else boot) + WARM_UP_SECONDS
+    seconds += windows * 3 * _request(spec)
+    rows = [
+        ArmCost(
+            arm=arm.name,
+            launches=1,
+            minutes=round(seconds / 60, 1),
+            gpu_hours=round(seconds * gpus / 3600, 3),
+            buys=f"screen: {arm.why}",
+        )
+        for arm in arms
+    ]
+    hours = sum(row.gpu_hours for row in rows)
+    return confirm.model_copy(
+        update={
+            "launches": confirm.launches + len(rows),
+            "minutes": round(
+                confirm.minutes + sum(r.minutes for r in rows) / spec.experiment.parallelism, 1
+            ),
+            "gpu_hours": round(confirm.gpu_hours + hours, 3),
+            "launches_at_most": confirm.launches_at_most + len(rows),
+            "gpu_hours_at_most": round(confirm.gpu_hours_at_most + hours, 3),
+            "arms": [*rows, *confirm.arms],
+        }
+    )
+
+
 def _counts(
     spec: Spec, arm: Arm, candidates: Sequence[Arm], fewest: int, most: int
 ) -> tuple[int, int]:

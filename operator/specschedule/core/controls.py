@@ -12,6 +12,7 @@ from specschedule.core import eprocess
 from specschedule.core.arms import ADAPTIVE, adaptive_config, static_config
 from specschedule.core.compare import INCUMBENT, NONE, Evidence, to_share
 from specschedule.core.noise import Noise
+from specschedule.core.spec import Spec
 from specschedule.core.target import ServerFacts
 from specschedule.core.verdict import Control
 
@@ -104,20 +105,20 @@ def recommendation(found: Sequence[Control], evidence: Evidence, server: ServerF
     change = chosen.against_incumbent
     ahead = f"{change:+.1%} against" if change is not None else "measured where no good request of"
     return (
-        f"{chosen.arm}: {argument(chosen.arm, evidence, server)} ({chosen.message}, "
+        f"{chosen.arm}: {argument(chosen.arm, evidence.spec, server)} ({chosen.message}, "
         f"{ahead} the incumbent)"
     )
 
 
-def argument(arm: str, evidence: Evidence, server: ServerFacts | None) -> str:
+def argument(arm: str, spec: Spec, server: ServerFacts | None) -> str:
     """Return the change of the server's arguments that makes it run a control."""
     if arm == NONE:
         return "remove --speculative-config"
     base = dict(server.speculative or {}) if server else {}
-    if not base and evidence.spec.speculative is not None:
-        base = evidence.spec.speculative.plain()
+    if not base and spec.speculative is not None:
+        base = spec.speculative.plain()
     if arm == ADAPTIVE:
-        config = adaptive_config(base, evidence.spec.candidates)
+        config = adaptive_config(base, spec.candidates)
     else:
         config = static_config(base, int(arm.removeprefix("static-")))
     return f"--speculative-config '{json.dumps(config)}'"

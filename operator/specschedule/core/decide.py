@@ -16,7 +16,8 @@ from specschedule.core.observed import (
     Promotion,
     SetFinalizer,
 )
-from specschedule.core.run import LOOK_S, Run, may_write, rejected, unwanted
+from specschedule.core.refusal import rejected, unwanted
+from specschedule.core.run import LOOK_S, Run, may_write
 from specschedule.core.spec import Mode, run_id
 from specschedule.core.target import Unreadable
 

@@ -10,6 +10,7 @@ from specschedule.core.gate import Gate
 from specschedule.core.judge import Judgement
 from specschedule.core.observed import Action, Promotion, TrialFacts
 from specschedule.core.plan import Cost
+from specschedule.core.proposal import Proposals
 from specschedule.core.spec import digest_of
 from specschedule.core.values import Value
 
@@ -34,6 +35,8 @@ class Report(Value):
     judgement: Judgement | None = None
     recommendation: str | None = None
     promotion: Promotion | None = None
+    proposals: Proposals | None = None
+    """What a search found; None before, and without one."""
     superseded: dict[str, Any] | None = None
     """History entry of a run that this one replaced; None when there is none."""
 

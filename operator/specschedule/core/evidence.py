@@ -45,7 +45,7 @@ class Profile(Reading):
     trace: str | None = None
     """open: file of recorded arrivals to replay instead of drawn ones."""
     context: int | None = None
-    """depth: prompt tokens."""
+    """depth, and hold where a screen wants a context: prompt tokens."""
     steps: list[list[int]] | None = None
     """equivalence: [requests in flight, prompts] of each step, in order; a prompt is sent as soon
     as fewer than that many are in flight."""

@@ -38,8 +38,11 @@ class Interval(Value):
     """A predicted number and its 95 % interval."""
 
     value: float
+    """Best estimate."""
     low: float
+    """Lower end of the interval."""
     high: float
+    """Upper end of the interval."""
 
 
 class Predicted(Value):

@@ -126,6 +126,10 @@ def _visit(trial: TrialFacts, pod: PodFacts) -> Step:
     number = trial.status.visits + 1
     assert pod.url is not None
     visit = trial.spec.visit.model_copy(update={"url": pod.url, "visit": number})
+    if visit.screen is not None:
+        done = [*visit.screen.done, *trial.status.cells]
+        screen = visit.screen.model_copy(update={"done": done})
+        visit = visit.model_copy(update={"screen": screen})
     update = {"visits": number, "ready_at": rfc3339(pod.ready_at or pod.created_at)}
     if pod.receipt.plain():
         update["receipt"] = pod.receipt
@@ -148,14 +152,14 @@ def _visiting(
     now: float,
     gpus: int,
 ) -> Step:
-    cells = [event.cell for event in visit.events if isinstance(event, CellClosed)]
+    cells = _said(trial, visit)
     failure = next((e for e in visit.events if isinstance(e, VisitFailed)), None)
     finished = next((e for e in visit.events if isinstance(e, VisitEnded)), None)
     if failure is None and finished is None and visit.phase == "Running":
         return _running(trial, cells)
     if finished is None:
         cause = f"{failure.reason}: {failure.message}" if failure else visit.message
-        return _again(trial, pod, cause, now, gpus)
+        return _again(trial, pod, cause, cells, now, gpus)
     if pod.compiled_at is None:
         return Step(
             waiting="Recording",
@@ -163,9 +167,12 @@ def _visiting(
             held=True,
         )
     cells = [_undisturbed(cell, pod.compiled_at) for cell in cells]
+    if trial.spec.screening:
+        # Its windows choose what is tested, and are no evidence: Prometheus is not asked.
+        return _over(trial, now, gpus, cells=cells)
     spoilt = next((c.void for c in cells if c.void is not None), None)
     if spoilt is not None and trial.status.visits < MAX_VISITS:
-        return _again(trial, pod, spoilt, now, gpus)
+        return _again(trial, pod, spoilt, cells, now, gpus)
     if all(c.void is not None for c in cells if c.timed):
         return _over(trial, now, gpus, void=f"no window counts: {spoilt}")
     if trial.scraped is None:
@@ -175,8 +182,19 @@ def _visiting(
         if finished.scraped_at and now - finished.scraped_at[-1] < STORING_PATIENCE_S:
             return Step(waiting="Measuring", message=f"{trial.spec.arm}: {check} yet")
         if trial.status.visits < MAX_VISITS:
-            return _again(trial, pod, check, now, gpus)
+            return _again(trial, pod, check, cells, now, gpus)
     return _over(trial, now, gpus, cells=cells, check=check)
+
+
+def _said(trial: TrialFacts, visit: VisitFacts) -> list[Cell]:
+    """Return the cells of a visit so far, after those of a screen's earlier visits.
+
+    Each window of a screen stands by itself.
+    """
+    cells = [event.cell for event in visit.events if isinstance(event, CellClosed)]
+    if not trial.spec.screening:
+        return cells
+    return [*(c for c in trial.status.cells if c.visit < trial.status.visits), *cells]
 
 
 def _undisturbed(cell: Cell, compiled_at: Sequence[float]) -> Cell:
@@ -197,7 +215,8 @@ def _undisturbed(cell: Cell, compiled_at: Sequence[float]) -> Cell:
 
 
 def _running(trial: TrialFacts, cells: list[Cell]) -> Step:
-    message = f"measuring {trial.spec.arm}: {len(cells)} of {len(trial.spec.visit.windows)} cells"
+    planned = "" if trial.spec.screening else f" of {len(trial.spec.visit.windows)}"
+    message = f"measuring {trial.spec.arm}: {len(cells)}{planned} cells"
     if len(cells) == len(trial.status.cells):
         return Step(waiting="Measuring", message=message)
     status = trial.status.model_copy(update={"cells": cells})
@@ -208,10 +227,16 @@ def _running(trial: TrialFacts, cells: list[Cell]) -> Step:
     )
 
 
-def _again(trial: TrialFacts, pod: PodFacts, cause: str, now: float, gpus: int) -> Step:
-    """Repeat the visit; blame the arm only when its server answers no more."""
-    if trial.status.visits < MAX_VISITS:
-        status = trial.status.model_copy(update={"cells": []})
+def _again(
+    trial: TrialFacts, pod: PodFacts, cause: str, cells: list[Cell], now: float, gpus: int
+) -> Step:
+    """Repeat the visit; blame the arm only when its server answers no more.
+
+    A screen goes on where it was: what it measured so far is kept.
+    """
+    if trial.status.visits < MAX_VISITS and not cause.startswith("NotSwitched"):
+        kept = cells if trial.spec.screening else []
+        status = trial.status.model_copy(update={"cells": kept})
         return Step(
             actions=[
                 RecordTrial(trial=trial.name, status=status),
@@ -220,7 +245,7 @@ def _again(trial: TrialFacts, pod: PodFacts, cause: str, now: float, gpus: int) 
             waiting="VisitAgain",
             message=f"{trial.spec.arm}: visit {trial.status.visits} failed ({cause}); once more",
         )
-    if cause.startswith(("ServerUnreachable", "Stalled")):
+    if cause.startswith(("ServerUnreachable", "Stalled", "NotSwitched")):
         return _over(trial, now, gpus, failed=cause)
     return _over(trial, now, gpus, void=f"{MAX_VISITS} visits failed: {cause}")
 
@@ -235,7 +260,10 @@ def _over(
     cells: list[Cell] | None = None,
     check: str | None = None,
 ) -> Step:
-    """Record the end; samples taken before a death are discarded."""
+    """Record the end; samples taken before a death are discarded, but for a screen's."""
+    if cells is None and trial.spec.screening:
+        said = _said(trial, trial.visit) if trial.visit is not None else []
+        cells = max(trial.status.cells, said, key=len)
     created = trial.pod.created_at if trial.pod else now
     receipt = trial.status.receipt
     if trial.pod and trial.pod.receipt.plain():

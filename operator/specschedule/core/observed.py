@@ -55,6 +55,11 @@ class TrialSpec(Value):
     """What the serving pods did when the run began, in its first launch; absent where Prometheus
     did not tell."""
 
+    @property
+    def screening(self) -> bool:
+        """Whether it serves to find candidates; its windows are no evidence for or against any."""
+        return self.visit.screen is not None
+
 
 class TrialStatus(Value):
     """What became of a launch, as written into SpecTrial.status."""
@@ -217,6 +222,8 @@ class Observed(Value):
     """Why the prompts that the spec names cannot be sent; None when they can."""
     serving: ServingRegime | None = None
     """What the serving pods do, while a run begins; None where Prometheus does not tell."""
+    probes: bool = True
+    """Whether launches can carry a scheduler of ours, which a probe needs."""
     other_run: str | None = None
     """Name of another SpecSchedule that is running on the same target, and came first."""
 

@@ -15,7 +15,7 @@ from specschedule.core.controls import is_control, standing
 from specschedule.core.evidence import Launch
 from specschedule.core.spec import Effort, Rule, Spec
 from specschedule.core.values import Value
-from specschedule.core.visit import Window
+from specschedule.core.visit import Screen, Window
 from specschedule.core.windows import swing, windows
 
 __all__ = [
@@ -72,8 +72,10 @@ class Slot(Value):
     """Which try of its pair this is, from 1."""
     node: str | None = None
     """Node to prefer, so that arms which run on two nodes change places."""
-    windows: list[Window]
+    windows: list[Window] = []
     """What to measure."""
+    screen: Screen | None = None
+    """What to screen, instead."""
 
 
 class Start(Value):
@@ -96,7 +98,12 @@ Next = Start | Finished
 
 
 def next_launches(
-    spec: Spec, arms: Sequence[Arm], done: Sequence[LaunchRecord], *, run: str
+    spec: Spec,
+    arms: Sequence[Arm],
+    done: Sequence[LaunchRecord],
+    *,
+    run: str,
+    screens: int = 0,
 ) -> Next:
     """Say what to launch now.
 
@@ -105,8 +112,9 @@ def next_launches(
         arms: Its arms.
         done: Every launch of the run so far with its cells, running ones too (over is False).
         run: Run id; with the seed it decides the coins.
+        screens: Launches that a search took before; numbers go on after them.
     """
-    return _Walk(spec, arms, done, run).next()
+    return _Walk(spec, arms, done, run, screens).next()
 
 
 def pair_order(spec: Spec, candidate: str, local: int, *, run: str) -> list[str]:
@@ -124,13 +132,19 @@ class _Walk:
     """A walk through the rounds of each candidate up to the first launch that is missing."""
 
     def __init__(
-        self, spec: Spec, arms: Sequence[Arm], done: Sequence[LaunchRecord], run: str
+        self,
+        spec: Spec,
+        arms: Sequence[Arm],
+        done: Sequence[LaunchRecord],
+        run: str,
+        screens: int,
     ) -> None:
         self.spec = spec
         self.effort = spec.experiment.effort
         self.arms = {arm.name: arm for arm in arms if arm.same_as is None}
         self.done = sorted(done, key=lambda record: record.launch)
         self.run = run
+        self.screens = screens
         self.seed = (spec.experiment.seed, run)
 
     def next(self) -> Next:
@@ -317,7 +331,7 @@ class _Walk:
         if not wanted and not waiting:
             return None
         free = max(0, self.spec.experiment.parallelism - running)
-        last = max((record.launch for record in self.done), default=0)
+        last = max((record.launch for record in self.done), default=self.screens)
         offered = swing(self.spec, list(self.arms.values()), self._before(number))
         return Start(
             slots=[

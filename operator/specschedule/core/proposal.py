@@ -8,6 +8,8 @@ from specschedule.core.forecast import Z95, Interval, Predicted
 from specschedule.core.screen import Ask
 from specschedule.core.values import Value
 
+MOST_NOTES = 8
+"""Notes kept in a run's status."""
 LARGEST = 10.0
 """Logarithm of the largest gain that is told apart: a control that serves hardly any request
 well."""
@@ -90,6 +92,32 @@ class Proposal(Value):
     """Windows that would help most; empty when it is enough."""
     notes: list[str]
     """What was left out, and what could not be told."""
+
+
+class Proposals(Value):
+    """What is kept of it: from this follows what a run tests."""
+
+    lead: str
+    """Name of what to test first, or of the control that no schedule is predicted to beat."""
+    proposed: list[Proposed]
+    """The best first, without the single predictions."""
+    windows: int
+    """Windows that counted."""
+    expected_regret: float
+    """Share of the objective expected to be lost by stopping here."""
+    notes: list[str] = []
+    """What was left out, and what could not be told."""
+
+
+def kept(proposal: Proposal) -> Proposals:
+    """Return what a run keeps of a proposal."""
+    return Proposals(
+        lead=proposal.lead,
+        proposed=[each.model_copy(update={"predicted": []}) for each in proposal.candidates],
+        windows=proposal.windows,
+        expected_regret=proposal.expected_regret,
+        notes=proposal.notes[:MOST_NOTES],
+    )
 
 
 def compared(

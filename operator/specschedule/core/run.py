@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from specschedule.core import gates, judge, launches, plan
+from specschedule.core import gates, judge, launches, plan, search
 from specschedule.core.arms import Arm, arms
 from specschedule.core.decision import Decision, Report, arm_summary, as_launch, trial_name
 from specschedule.core.gate import Gate, fails
@@ -15,13 +15,14 @@ from specschedule.core.judge import Judgement
 from specschedule.core.observed import (
     Action,
     CreateTrial,
-    DeleteTrial,
     Observed,
     Promotion,
     TrialFacts,
     TrialSpec,
 )
 from specschedule.core.plan import Cost, LaunchRecord, Slot, Start
+from specschedule.core.proposal import Proposals
+from specschedule.core.refusal import rejected, superseded, unwanted
 from specschedule.core.schedule import ScheduleError
 from specschedule.core.spec import Mode, Spec
 from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
@@ -59,65 +60,6 @@ def _ended_before(observed: Observed, run: str) -> bool:
     )
 
 
-def unwanted(observed: Observed, run: str | None) -> list[Action]:
-    """Take away what no run needs: every pod and job, and trials that nobody remembers."""
-    remembered = {entry.get("runId") for entry in observed.schedule.status.get("history") or []}
-    actions: list[Action] = []
-    for trial in observed.trials:
-        if trial.spec.run_id == run:
-            continue
-        if not launches.ended(trial) or trial.spec.run_id not in remembered:
-            actions.append(DeleteTrial(trial=trial.name))
-        else:
-            actions.extend(launches.clear(trial))
-    return actions
-
-
-def rejected(
-    observed: Observed,
-    run: str | None,
-    now: float,
-    reason: str,
-    message: str,
-    answers: list[Gate],
-) -> Decision:
-    """Refuse a run for good, before any pod."""
-    if run is not None and observed.schedule.again:
-        message = f"{message} ({observed.schedule.again})"
-    return Decision(
-        actions=unwanted(observed, None),
-        report=Report(
-            run_id=run,
-            stage="Ended",
-            started_at=launches.rfc3339(now),
-            ended_at=launches.rfc3339(now),
-            outcome="Rejected",
-            reason=reason,
-            message=message,
-            gates=answers,
-            superseded=_superseded(observed, run, now),
-        ),
-    )
-
-
-def _superseded(observed: Observed, run: str | None, now: float) -> dict[str, Any] | None:
-    """Return the history entry of the run in status that this one replaces."""
-    status = observed.schedule.status
-    before = status.get("runId")
-    if not before or before == run:
-        return None
-    ended = status.get("outcome")
-    entry = {
-        "runId": before,
-        "outcome": ended or "Superseded",
-        "reason": status.get("reason") if ended else "SpecChanged",
-        "startedAt": status.get("startedAt"),
-        "endedAt": status.get("endedAt") or launches.rfc3339(now),
-        "recommendation": status.get("recommendation"),
-    }
-    return {key: value for key, value in entry.items() if value is not None}
-
-
 class Run:
     """One look at a run that is not over. Holds what every step of the decision needs."""
 
@@ -137,6 +79,9 @@ class Run:
         self.trials = sorted(
             (t for t in observed.trials if t.spec.run_id == run), key=lambda t: t.spec.launch
         )
+        self.screens = [t for t in self.trials if t.spec.screening]
+        self.rounds = [t for t in self.trials if not t.spec.screening]
+        self.search: search.Look | None = None
         self.started_at = self._started_at()
         self.answers: list[Gate] = []
         self.cost: Cost | None = None
@@ -161,7 +106,9 @@ class Run:
             if changed is not None:
                 return self._finish("Aborted", "TargetChanged", changed)
         if not isinstance(target.server, Unreadable):
-            target = target.model_copy(update={"server": self._incumbent(target.server)})
+            server = self._incumbent(target.server)
+            target = target.model_copy(update={"server": server})
+            self._search(server)
         self.answers = gates.before_pods(self.spec, target, matrix=self.matrix)
         refused = gates.refused(self.answers)
         if refused is not None and not self.trials:
@@ -199,9 +146,37 @@ class Run:
             self.arms,
             boot_seconds=target.boot_seconds,
             gpus=target.gpus,
-            done=[as_launch(t) for t in self.trials],
+            done=[as_launch(t) for t in self.rounds],
         )
+        if self.search is not None:
+            self.cost = self.search.with_cost(self.cost, target)
+            if self.search.found is not None and not self.search.found.candidates:
+                return self._nothing_to_test(self.search.found)
         return self._measure(target, server)
+
+    def _search(self, server: ServerFacts) -> None:
+        """Put what a search found in place of the candidates; a stand-in while it looks."""
+        if self.spec.search is None:
+            return
+        status = self.observed.schedule.status
+        known = status.get("proposals") if status.get("runId") == self.run else None
+        self.search = search.look(
+            self.spec,
+            server,
+            [_record(t) for t in self.screens],
+            uid=self.observed.schedule.uid,
+            run=self.run,
+            probes=self.observed.probes,
+            proposed=None if known is None else Proposals.model_validate(known),
+        )
+        self.spec = self.search.spec
+
+    def _nothing_to_test(self, found: search.Found) -> Decision:
+        if found.instead is None:
+            return self._finish("Inconclusive", "NothingMeasured", found.why)
+        return self._finish(
+            "NotPromoted", "NothingProposed", found.why, recommendation=found.recommendation
+        )
 
     def _reject(self, refused: Gate) -> Decision:
         return rejected(
@@ -251,9 +226,7 @@ class Run:
             launches.next_step(t, self.observed.metrics, gpus=target.gpus, now=self.now)
             for t in open_trials
         ]
-        following = plan.next_launches(
-            self.spec, self.arms, [_record(t) for t in self.trials], run=self.run
-        )
+        following = self._following()
         slots: list[Slot] = []
         if isinstance(following, Start):
             free = self.spec.experiment.parallelism - len(open_trials)
@@ -273,7 +246,7 @@ class Run:
             return self._expire()
         if slots and self.trials and self._target_serves_otherwise():
             return self._finish("Aborted", "TargetChanged", CHANGED_BY_OTHERS)
-        failed = gates.refused(self._between_arms(server)) if slots and self.trials else None
+        failed = gates.refused(self._between_arms(server)) if slots and self.rounds else None
         if failed is not None:
             # More launches would cost GPUs and change nothing.
             judgement = self._judge(server)
@@ -282,7 +255,7 @@ class Run:
         if slots and not self.observed.metrics.available:
             metrics = self.observed.metrics
             return self._hold_or_expire(
-                "Measuring",
+                self._stage,
                 "MetricsUnavailable",
                 f"Prometheus at {metrics.url} cannot be asked: {metrics.message}",
                 actions,
@@ -290,7 +263,7 @@ class Run:
         actions.extend(self._create(slot, target, server) for slot in slots)
         said = held or (steps[0] if steps else None)
         report = self._report(
-            stage="Measuring",
+            stage=self._stage,
             reason=said.waiting if said else "Launching",
             message=said.message if said else f"launching {slots[0].arm}",
             held=held is not None,
@@ -298,8 +271,21 @@ class Run:
         again = HELD_LOOK_S if held else (0.0 if slots else LOOK_S)
         return Decision(actions=actions, report=report, look_again_in=again)
 
+    @property
+    def _stage(self) -> str:
+        return "Screening" if self.search and self.search.wanted else "Measuring"
+
+    def _following(self) -> plan.Next:
+        if self.search is not None and self.search.wanted is not None:
+            return self.search.wanted
+        done = [_record(t) for t in self.rounds]
+        return plan.next_launches(
+            self.spec, self.arms, done, run=self.run, screens=len(self.screens)
+        )
+
     def _create(self, slot: Slot, target: TargetFacts, server: ServerFacts) -> CreateTrial:
-        arm = next(a for a in self.arms if a.name == slot.arm)
+        arms = self.search.arms if self.search and slot.screen else self.arms
+        arm = next(a for a in arms if a.name == slot.arm)
         load = self.spec.load
         visit = Visit(
             run=self.run,
@@ -308,6 +294,8 @@ class Run:
             round=slot.round,
             url="http://pending",
             windows=slot.windows,
+            screen=slot.screen,
+            **({"scrapes": 0} if slot.screen else {}),
             slo=self.spec.slo,
             prompt_tokens=load.prompt_tokens,
             output_tokens=load.output_tokens,
@@ -356,13 +344,13 @@ class Run:
 
     def _judge(self, server: ServerFacts) -> Judgement:
         """Return what the launches say so far; the gates that they answer join the answers."""
-        evidence = [as_launch(t) for t in self.trials]
+        evidence = [as_launch(t) for t in self.rounds]
         self.answers = _merge(self.answers, self._between_arms(server))
         serving = self.trials[0].spec.serving if self.trials else None
         return judge.judge(self.spec, evidence, server=server, serving=serving)
 
     def _between_arms(self, server: ServerFacts) -> list[Gate]:
-        return gates.between_arms(self.spec, [as_launch(t) for t in self.trials], server)
+        return gates.between_arms(self.spec, [as_launch(t) for t in self.rounds], server)
 
     def _better(
         self,
@@ -468,6 +456,7 @@ class Run:
         reason: str,
         message: str | None,
         judgement: Judgement | None = None,
+        recommendation: str | None = None,
     ) -> Decision:
         actions = [*unwanted(self.observed, self.run)]
         for trial in self.trials:
@@ -479,11 +468,11 @@ class Run:
             outcome=outcome,
             ended_at=launches.rfc3339(self.now),
             judgement=judgement,
+            recommendation=recommendation or (judgement.recommendation if judgement else None),
         )
         return Decision(actions=actions, report=report, look_again_in=LOOK_S)
 
     def _report(self, *, stage: str, reason: str, message: str, **more: Any) -> Report:
-        judgement: Judgement | None = more.get("judgement")
         over = [t for t in self.trials if launches.ended(t)]
         planned = self.cost.launches if self.cost else 0
         return Report(
@@ -496,8 +485,8 @@ class Run:
             progress={"launchesDone": len(over), "launchesPlanned": max(planned, len(over))},
             arms=arm_summary(self.trials),
             gates=self.answers,
-            recommendation=judgement.recommendation if judgement else None,
-            superseded=_superseded(self.observed, self.run, self.now),
+            proposals=self.search.proposals if self.search else None,
+            superseded=superseded(self.observed, self.run, self.now),
             **more,
         )
 

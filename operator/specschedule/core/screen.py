@@ -5,6 +5,7 @@ change the choice: where what is expected to be lost by taking the best K so far
 the load points and on both sides of every boundary that would be proposed.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ from scipy.special import ndtr
 
 from specschedule.core.chance import shuffled
 from specschedule.core.choice import Grid, grid, rows, tokens_at
+from specschedule.core.compare import NONE
 from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs, Setting
 from specschedule.core.evidence import Cell
 from specschedule.core.forecast import Forecast
@@ -43,6 +45,8 @@ BESIDE = 0.2
 """Weight of a batch size beside a proposed boundary, against a load point."""
 WINDOW_LENGTH_SD = 0.015
 """Standard deviation of the logarithm of a window's acceptance length."""
+TRIES = 3
+"""Windows of one setting that may fail to count before it is given up."""
 
 
 @dataclass(frozen=True)
@@ -229,10 +233,12 @@ def next_windows(search: Search, cells: Iterable[Cell], *, count: int = 3) -> Ne
         cells: Windows so far.
         count: Windows to ask for at once after the seeds.
     """
+    cells = list(cells)
     found = sweep(cells, contexts=search.contexts)
     done = {w.setting for w in found.schedule}
     spent = len(found.schedule)
-    missing = [s for s in seeds(search) if not _is_measured(s, done)]
+    lost = given_up(cells, found)
+    missing = [s for s in seeds(search) if not _is_measured(s, done) and s not in lost]
     if missing:
         return Next(
             asks=[_ask(s, "seed") for s in shuffled(missing, search.seed, "seeds")],
@@ -240,12 +246,17 @@ def next_windows(search: Search, cells: Iterable[Cell], *, count: int = 3) -> Ne
         )
     if not found.schedule or not any(search.possible(Setting(b, 0)) for b in search.points):
         return Next(asks=[], reason="the server cannot hold any of the load points")
+    if not any(setting.tokens for setting in done):
+        return Next(asks=[], reason=f"no window with drafts counts: {found.notes[-1]}")
     seen = view(search, found)
     asks, rivals, regret = _adaptive(seen, count)
     left = search.budget - spent
     unseen, once = _checks(seen)
     # What would be proposed is measured before anything else. With windows to spare, so are the
     # strongest rivals that no window has seen, then the proposal a second time.
+    unseen, asks, rivals, once = (
+        [ask for ask in those if ask.setting not in lost] for those in (unseen, asks, rivals, once)
+    )
     asks = [*unseen, *asks][:count] or rivals[:count] or once[:count]
     if not asks:
         return Next(asks=[], expected_regret=regret, reason="what is left to gain is too little")
@@ -256,6 +267,26 @@ def next_windows(search: Search, cells: Iterable[Cell], *, count: int = 3) -> Ne
         expected_regret=regret,
         reason="these windows can still change the choice",
     )
+
+
+def planned(cell: Cell) -> Setting | None:
+    """Return the setting that a window was to measure; None where it held no fixed number."""
+    batch, tokens = cell.profile.concurrency, 0 if cell.arm == NONE else cell.tokens
+    if cell.profile.kind != "hold" or batch is None or tokens is None:
+        return None
+    return Setting(batch, tokens, cell.context)
+
+
+def given_up(cells: Iterable[Cell], found: Sweep) -> set[Setting]:
+    """Return settings whose windows failed to count so often that no more are tried.
+
+    Args:
+        cells: Windows so far.
+        found: What of them counts.
+    """
+    counted = {id(window.cell) for window in (*found.schedule, *found.none)}
+    failed = Counter(planned(cell) for cell in cells if id(cell) not in counted)
+    return {setting for setting, times in failed.items() if setting and times >= TRIES}
 
 
 def expected_regret(

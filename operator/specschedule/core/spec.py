@@ -120,6 +120,20 @@ class Candidate(Value):
         return self.max_tokens or max(1, *(row[-1] for row in self.schedule))
 
 
+class SearchLimits(Value):
+    """Within which limits schedules are searched for."""
+
+    max_tokens: Annotated[int, Field(ge=1, le=64)] = 5
+    """Largest number of speculative tokens that is tried."""
+    batch_sizes: (
+        Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1, max_length=16)]
+        | None
+    ) = None
+    """Requests in flight at which the number of tokens is chosen. load.points when left out."""
+    contexts: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=8)] = []
+    """Mean contexts of the workload, in tokens, where it may matter to the choice."""
+
+
 class Speculative(Value):
     """How to speculate, for a target that serves without speculation."""
 
@@ -320,8 +334,12 @@ class Spec(Value):
     specschedule.dev/approve=<run id>, Propose never writes the target."""
     slo: Slo
     """A request is good when it meets every limit given here."""
-    candidates: Annotated[list[Candidate], Field(min_length=1, max_length=8)]
-    """Schedules to test, best guess first."""
+    candidates: Annotated[list[Candidate], Field(max_length=8)] = []
+    """Schedules to test, best guess first. Exactly one of candidates and search is given."""
+    search: SearchLimits | None = None
+    """Find the schedules to test, by a screen: one launch that switches the number of tokens
+    between short windows and one without speculation, or one launch for each number of tokens
+    where that cannot be. What it finds is tested like candidates."""
     speculative: Speculative | None = None
     """How to speculate. Only for a target that serves without speculation."""
     load: Load
@@ -341,6 +359,8 @@ class Spec(Value):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Spec":
+        if bool(self.candidates) == (self.search is not None):
+            raise ValueError("exactly one of candidates and search is needed")
         names = [candidate.name for candidate in self.candidates]
         if len(set(names)) != len(names):
             raise ValueError("candidates: names must differ")
@@ -367,6 +387,10 @@ class Spec(Value):
             raise ValueError(
                 f"bar.{field}: attainment is judged at an offered load; set load.requestsPerSecond"
             )
+
+    def testing(self, candidates: list[Candidate]) -> "Spec":
+        """Return the question with what a search found as its candidates."""
+        return self.model_copy(update={"candidates": candidates, "search": None})
 
     @property
     def rule(self) -> Rule:

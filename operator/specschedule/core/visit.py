@@ -13,6 +13,11 @@ from specschedule.core.evidence import Cell, Profile, Reading
 from specschedule.core.spec import Sampling, Slo
 from specschedule.core.values import Duration, Value
 
+FailureReason = Literal[
+    "ServerUnreachable", "NotScraped", "BadPlan", "PromptsMissing", "Stalled", "NotSwitched"
+]
+"""Why a visit could not be carried out; NotSwitched: a probe did not follow its requests."""
+
 COMPARED_TOKENS = (8, 32)
 """Shortest and longest answer of a window that compares outputs: requests must join and leave."""
 
@@ -33,10 +38,45 @@ class Window(Value):
     """Prompt category; all categories mixed when absent."""
     tokens: int | None = None
     """Speculative tokens that the arm's table plans here, where they do not vary."""
+    context: Annotated[int, Field(ge=1)] | None = None
+    """Mean context that the window stands for, in tokens; its prompts are made that long."""
     seed: int = 0
     """Seed of the prompts; equal for all arms of a round."""
     requests: Annotated[int, Field(ge=1)] = 20
     """Finished requests that the window needs at least."""
+
+
+class Screen(Value):
+    """A screen: windows are chosen one by one, each from the cells before it.
+
+    One launch is a probe, whose K requests switch in band; a launch with one fixed K and a launch
+    without speculation measure their own settings only.
+    """
+
+    batch_sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
+    """Requests in flight at which K is to be chosen."""
+    contexts: list[Annotated[int, Field(ge=1)]] = []
+    """Mean contexts, in tokens; empty where they do not matter."""
+    max_tokens: Annotated[int, Field(ge=1)]
+    """Largest K that may be tried."""
+    max_num_seqs: Annotated[int, Field(ge=1)]
+    """Largest batch size of the server."""
+    max_model_len: int | None = None
+    """Longest sequence of the server; absent when unknown."""
+    kv_cache_tokens: int | None = None
+    """Tokens that the server's KV cache holds; absent when unknown."""
+    graph_sizes: list[int] | None = None
+    """Batch shapes for which the server has CUDA graphs; vLLM's usual ones when absent."""
+    tokens: int | None = None
+    """K that the launch is fixed to; absent for a probe and without speculation."""
+    secret: str | None = None
+    """Secret of a probe launch; requests that carry it switch K. Absent for other launches."""
+    page: str | None = None
+    """Base URL of the probe scheduler's page, where the load process can reach it."""
+    seed: int = 0
+    """Decides the order of windows."""
+    done: list[Cell] = []
+    """Cells of the run's earlier screening visits; what they tell is not measured again."""
 
 
 class Visit(Value):
@@ -54,8 +94,10 @@ class Visit(Value):
     """Number of this visit to the launch."""
     url: str
     """Base URL of the server, such as http://10.0.0.7:8000."""
-    windows: list[Window]
+    windows: list[Window] = []
     """Cells in order."""
+    screen: Screen | None = None
+    """What to screen, instead of cells in order."""
     slo: Slo
     """Limits of a good request."""
     prompt_tokens: int = 128
@@ -111,7 +153,7 @@ class VisitFailed(Reading):
     """The visit could not be carried out."""
 
     event: Literal["failed"] = "failed"
-    reason: Literal["ServerUnreachable", "NotScraped", "BadPlan", "PromptsMissing", "Stalled"]
+    reason: FailureReason
     """Kind of failure."""
     message: str
     """What happened, for people."""

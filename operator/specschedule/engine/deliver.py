@@ -64,6 +64,7 @@ def deliver(folder: Path) -> list[Path]:
 def _sources() -> Iterator[Path]:
     yield PACKAGE / "__init__.py"
     yield PACKAGE / "core/__init__.py"
+    yield PACKAGE / "core/inband.py"
     yield PACKAGE / "core/schedule.py"
     yield from sorted((PACKAGE / "engine").glob("*.py"))
 

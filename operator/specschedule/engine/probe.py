@@ -1,10 +1,11 @@
 """Schedulers for screening: a client switches the table between two steps, by a request.
 
-``--scheduler-cls specschedule.engine.probe.AsyncProbeScheduler``, or ``ProbeScheduler`` where
-asynchronous scheduling is off (ngram). The server is started with rows that name every K to be
-screened. A request that carries the launch's secret (``inband.py``) changes the table for the
-next step on. Every K is held against what the engine then does; on a mismatch the scheduler
-goes back to the rows it was started with, and refuses every further switch with the finding.
+``--scheduler-cls specschedule.engine.probe.EitherProbeScheduler`` makes the one that suits the
+server: ``AsyncProbeScheduler``, or ``ProbeScheduler`` where asynchronous scheduling is off (as
+with ngram, or on a CPU). The server is started with rows that name every K to be screened. A
+request that carries the launch's secret (``core/inband.py``) changes the table for the next step
+on. Every K is held against what the engine then does; on a mismatch the scheduler goes back to
+the rows it was started with, and refuses every further switch with the finding.
 """
 
 import os
@@ -13,8 +14,9 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from specschedule.core import inband
 from specschedule.core.schedule import EffectiveTable
-from specschedule.engine import inband, settings
+from specschedule.engine import settings
 from specschedule.engine.planner import BootError, check_prepared
 from specschedule.engine.scheduling import Planned, log
 
@@ -88,3 +90,13 @@ class AsyncProbeScheduler(_InBand, AsyncScheduler):
 
 class ProbeScheduler(_InBand, Scheduler):
     """Follows the table switched to, without asynchronous scheduling."""
+
+
+class EitherProbeScheduler:
+    """Stands for the one of the two that suits the server; what is made is that one."""
+
+    def __new__(cls, *given: Any, **named: Any) -> Any:
+        """Make a scheduler as vLLM does."""
+        config = named["vllm_config"] if "vllm_config" in named else given[0]
+        asynchronous = bool(config.scheduler_config.async_scheduling)
+        return (AsyncProbeScheduler if asynchronous else ProbeScheduler)(*given, **named)

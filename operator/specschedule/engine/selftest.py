@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from specschedule.engine import inband, settings
+from specschedule.core import inband
+from specschedule.engine import settings
 from specschedule.engine.proof import ENOUGH
 
 WINDOW = "self-test-"

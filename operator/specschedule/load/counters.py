@@ -17,7 +17,7 @@ LABELS = ("run", "arm", "launch", "visit", "cell")
 
 
 class Counters(Collector):
-    """Counters of every cell of a visit, all there from the start at 0.
+    """Counters of every planned cell of a visit, all there from the start at 0.
 
     They read the tallies that the cells are written from, so the two cannot differ.
     """

@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from specschedule.core import inband
 from specschedule.core.visit import Visit, Window
 from specschedule.load.records import Prepared
 
@@ -150,6 +151,10 @@ class Source:
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
+        screen = visit.screen
+        if screen is not None and screen.secret is not None:
+            rows = [[1, screen.max_num_seqs, window.tokens or 0]]
+            self._common["vllm_xargs"] = inband.arguments(screen.secret, rows, window.cell)
         if window.profile.kind == "equivalence":
             self._nonce = f"{visit.run}/{self._order}/{load}"
             self._common |= {"temperature": 0.0, "top_p": 1.0, "return_token_ids": True}

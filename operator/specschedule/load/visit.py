@@ -7,12 +7,22 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Literal, TextIO
+from typing import TextIO
 
 import aiohttp
 
 from specschedule.core.evidence import Cell, Profile
-from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed, Window
+from specschedule.core.screening import next_window, not_followed
+from specschedule.core.visit import (
+    CellClosed,
+    FailureReason,
+    Visit,
+    VisitEnded,
+    VisitFailed,
+    Warmed,
+    Window,
+)
+from specschedule.load import probe
 from specschedule.load.client import Client, Unanswered
 from specschedule.load.counters import Counters, Page
 from specschedule.load.equivalence import Equivalence
@@ -22,6 +32,7 @@ from specschedule.load.profiles import Closed, Settling, swing
 from specschedule.load.prompts import Pool, PromptsMissing, Source
 from specschedule.load.records import Record, outcome, plain
 from specschedule.load.streams import ClosedLoop
+from specschedule.load.windows import Tally
 
 REACH_SECONDS = 15.0
 """How long the server may refuse connections at the start."""
@@ -38,11 +49,7 @@ Event = Warmed | CellClosed | VisitEnded | VisitFailed
 class Failure(Exception):
     """The visit cannot go on."""
 
-    def __init__(
-        self,
-        reason: Literal["ServerUnreachable", "NotScraped", "BadPlan", "PromptsMissing", "Stalled"],
-        message: str,
-    ) -> None:
+    def __init__(self, reason: FailureReason, message: str) -> None:
         super().__init__(message)
         self.event = VisitFailed(reason=reason, message=message)
 
@@ -76,6 +83,11 @@ class VisitRun:
         self._api_key, self._port, self._host, self._records = api_key, port, host, records
         self._counters = Counters(visit)
         self._page = Page(self._counters)
+        screen = visit.screen
+        self._probe = probe.Page(screen.page) if screen is not None and screen.page else None
+        self._switches = screen is not None and screen.secret is not None
+        self._in_force = True
+        self._cells: list[Cell] = []
         self._clock = asyncio.get_running_loop().time
         self._measurement: Measurement | None = None
         self._closed: Closed | None = None
@@ -108,7 +120,7 @@ class VisitRun:
     def _check_plan(self) -> None:
         """Refuse what cannot work before anything is sent."""
         repeated = [n for n, c in Counter(w.cell for w in self._visit.windows).items() if c > 1]
-        if repeated or not self._visit.windows:
+        if repeated or not (self._visit.windows or self._visit.screen):
             raise Failure("BadPlan", f"windows: cell names must be there and differ: {repeated}")
         try:
             for window in self._visit.windows:
@@ -134,13 +146,16 @@ class VisitRun:
                 api_key=self._api_key,
             ) as client:
                 model = await self._reach(client)
-                await self._try_out(client, model)
+                first = await self._next(0)
+                if first is None:
+                    return
+                await self._try_out(client, model, first)
                 async with asyncio.TaskGroup() as tasks:
                     background = [
                         tasks.create_task(task)
                         for task in (beat(self._late), self._watch(), self._expect_scrape())
                     ]
-                    await self._windows(client, model, tasks)
+                    await self._windows(client, model, tasks, first)
                     for task in background:
                         task.cancel()
         except BaseExceptionGroup as group:
@@ -172,9 +187,14 @@ class VisitRun:
                     raise Failure("ServerUnreachable", str(error)) from error
             await asyncio.sleep(0.5)
 
-    async def _try_out(self, client: Client, model: str) -> None:
+    async def _next(self, at: int) -> Window | None:
+        """Return the window at a place in the order; a screen chooses it from the cells so far."""
+        if self._visit.screen is None:
+            return self._visit.windows[at] if at < len(self._visit.windows) else None
+        return await asyncio.to_thread(next_window, self._visit, self._cells)
+
+    async def _try_out(self, client: Client, model: str, window: Window) -> None:
         """Send one full request, so that a plan the server refuses ends here with its words."""
-        window = self._visit.windows[0]
         source = Source(self._visit, window, pool=self._pool, model=model, repeat=-1)
         record = Record(source.take(), window.cell, self._clock())
         await client.send(record)
@@ -185,13 +205,15 @@ class VisitRun:
         else:
             raise self._failure(record)
 
-    async def _windows(self, client: Client, model: str, tasks: asyncio.TaskGroup) -> None:
-        """Measure the windows in order."""
+    async def _windows(
+        self, client: Client, model: str, tasks: asyncio.TaskGroup, window: Window | None
+    ) -> None:
+        """Measure the windows in order, from the first on."""
         client.on_tokens = self._tokens
         streams = self._streams = ClosedLoop(client, tasks, finished=self._finished)
         seen: Counter[str] = Counter()
         previous: Profile | None = None
-        for window in self._visit.windows:
+        while window is not None:
             load = f"{window.profile.plain()}/{window.category}/{window.seed}"
             source = Source(self._visit, window, pool=self._pool, model=model, repeat=seen[load])
             seen[load] += 1
@@ -202,7 +224,7 @@ class VisitRun:
                 if record.error is not None:
                     log.warning("%s: filling the cache: %s", window.cell, record.error)
             client.keep_answers = window.profile.kind in ("depth", "equivalence")
-            tally = self._counters.tallies[window.cell]
+            tally = self._counters.tallies.setdefault(window.cell, Tally())
             measurement = Measurement(self._visit, window, tally, client, tasks)
             self._measurement = measurement
             if window.profile.kind in ("open", "equivalence"):
@@ -210,10 +232,18 @@ class VisitRun:
             else:
                 client.on_sent = streams.sent
                 self._closed = Closed(measurement, streams, source, self._settling())
+                if self._probe is not None:
+                    self._in_force = False
+                    tasks.create_task(self._await_switch(self._probe, window))
                 cell = await self._closed.run(continued=_continues(previous, window.profile))
+                if self._probe is not None:
+                    cell = await self._checked(self._probe, measurement, cell)
             self._close(measurement, cell)
+            if self._switches and (wrong := not_followed(cell)) is not None:
+                raise Failure("NotSwitched", wrong)
             previous = window.profile
             gc.collect()
+            window = await self._next(len(self._cells))
         await streams.stop()
 
     async def _alone(
@@ -237,11 +267,32 @@ class VisitRun:
         self._opened_after(lead, steady=True)
         return await Open(measurement, client, tasks, source, self._finished, lead=lead).run()
 
+    async def _await_switch(self, page: probe.Page, window: Window) -> None:
+        """Keep a window shut until the scheduler follows its requests."""
+        try:
+            await page.in_force(window.cell, within=self._visit.request_timeout)
+        except probe.NotSwitched as error:
+            raise Failure("NotSwitched", str(error)) from error
+        self._in_force = True
+
+    async def _checked(self, page: probe.Page, measurement: Measurement, cell: Cell) -> Cell:
+        """Return a cell, void if the scheduler recorded other steps in it than planned."""
+        meter = measurement.meter
+        assert meter.opened is not None
+        assert meter.closed is not None
+        try:
+            wrong = await page.otherwise(cell.cell, cell.tokens or 0, meter.opened, meter.closed)
+        except probe.NotSwitched as error:
+            raise Failure("NotSwitched", str(error)) from error
+        if cell.void is not None or wrong is None:
+            return cell
+        return cell.model_copy(update={"void": wrong})
+
     def _settling(self) -> Settling:
         return Settling(
             shortest=0.0 if self._warm else self._shortest_warm_up(),
             longest=self._visit.warm_up_timeout,
-            allowed=self._scraped,
+            allowed=lambda: self._scraped() and self._in_force,
             opened=self._opened_after,
         )
 
@@ -259,6 +310,7 @@ class VisitRun:
     def _close(self, measurement: Measurement, cell: Cell) -> None:
         """Say a cell and write its requests down."""
         self._measurement = None
+        self._cells.append(cell)
         self._say(CellClosed(cell=cell))
         if self._records is None:
             return
@@ -302,9 +354,7 @@ class VisitRun:
 
     def _failure(self, record: Record) -> Failure:
         """Return what a server that answers nothing well means."""
-        reason: Literal["ServerUnreachable", "Stalled"] = (
-            "ServerUnreachable" if record.kind == "connection" else "Stalled"
-        )
+        reason: FailureReason = "ServerUnreachable" if record.kind == "connection" else "Stalled"
         return Failure(reason, f"every request fails; the last one: {record.error}")
 
     async def _watch(self) -> None:

@@ -218,7 +218,7 @@ def cell(
         visit=visit.visit,
         profile=window.profile,
         category=window.category,
-        context=window.profile.context,
+        context=window.context or window.profile.context,
         tokens=window.tokens,
         seed=window.seed,
         window_seconds=round(meter.closed - meter.opened, 6),

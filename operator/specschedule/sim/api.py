@@ -47,6 +47,8 @@ class Asked:
     """Whether the answer says when the tokens were written (field ``sim_timestamps``)."""
     token_ids: bool
     """Whether every chunk carries the ids of its tokens."""
+    extra: Mapping[str, object]
+    """Arguments of ours or of others, which reach the scheduler (``vllm_xargs``)."""
     seed: int | None
     """Added to the prompt's seed; None where the output depends on the prompt alone."""
 
@@ -110,6 +112,7 @@ def read(
         running_usage=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
         timestamps=bool(plain.get("sim_timestamps")),
         token_ids=bool(plain.get("return_token_ids")),
+        extra=_extra(plain),
         seed=_seed(plain),
     )
 
@@ -203,6 +206,13 @@ def _seed(plain: Mapping[str, Any]) -> int | None:
         return None
     seed = _count(plain, "seed")
     return secrets.randbits(32) if seed is None else seed
+
+
+def _extra(plain: Mapping[str, Any]) -> Mapping[str, object]:
+    given = plain.get("vllm_xargs")
+    if given is not None and not isinstance(given, dict):
+        raise _mistyped("body.vllm_xargs", "Input should be a valid dictionary", given)
+    return given or {}
 
 
 def _count(plain: Mapping[str, Any], name: str) -> int | None:

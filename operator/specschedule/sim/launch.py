@@ -17,6 +17,7 @@ from specschedule.engine import settings
 from specschedule.sim.arguments import Arguments, Refused
 from specschedule.sim.engine import Graphs, Settings, TokensFor
 from specschedule.sim.faults import Fault, Planted
+from specschedule.sim.probe import Probe, probe
 from specschedule.sim.worlds import World
 from specschedule.vllm_facts import flags
 from specschedule.vllm_facts.instruments import FINGERPRINT
@@ -127,6 +128,8 @@ class Launch:
     non_default: Mapping[str, Any]
     """Arguments given, by vLLM's names."""
     scheduler_cls: str | None = None
+    probe: Probe | None = None
+    """The probe scheduler, where it is asked for."""
     late_refusal: str | None = None
     """Why the scheduler cannot be built, in vLLM's words."""
     buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -279,15 +282,31 @@ def _resolved(launch: Launch, config: SpeculativeConfig | None) -> Launch:
     # vLLM's scheduler takes an empty schedule for none; its V2 graph manager refuses it.
     if rows or (rows is not None and launch.runner == "V2"):
         table, late = _table(rows, max_tokens, launch.settings.max_num_seqs)
+    switched = None
+    try:
+        switched = (
+            None
+            if late
+            else probe(
+                launch.scheduler_cls,
+                None if rows is None else [list(row) for row in rows],
+                launch.environment,
+                max_tokens=max_tokens,
+                max_num_seqs=launch.settings.max_num_seqs,
+            )
+        )
+    except Refused as refused:
+        late = refused.message
     return replace(
         launch,
         rows=rows,
         graphs_config=graphs,
         late_refusal=late,
+        probe=switched,
         settings=replace(
             launch.settings,
             max_tokens=max_tokens,
-            tokens_for=table,
+            tokens_for=switched or table,
             graphs=in_effect,
             drafter_ignores_tokens=launch.hits(Fault.DRAFTER_IGNORES_K)
             or (launch.runner == "V2" and config.method in _DRAFTS_IN_FULL),

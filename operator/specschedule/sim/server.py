@@ -72,7 +72,13 @@ class Server:
             return 0 if self._stopping.is_set() else 1
         runner = web.AppRunner(self._app(), handler_cancellation=True, access_log=None)
         await runner.setup()
+        page = None
         try:
+            if self.launch.probe is not None:
+                page = web.AppRunner(self.launch.probe.page(), access_log=None)
+                await page.setup()
+                port = int(self.launch.environment[settings.SCHEDULER_PORT])
+                await web.TCPSite(page, "127.0.0.1", port).start()
             site = web.TCPSite(
                 runner, self.launch.host, self.launch.port, backlog=2048, shutdown_timeout=1.0
             )
@@ -84,6 +90,8 @@ class Server:
             return await self._serve()
         finally:
             await runner.cleanup()
+            if page is not None:
+                await page.cleanup()
 
     async def _boot(self, seconds: float) -> bool:
         """Say what vLLM says while it loads; False when the start fails or is cut off."""
@@ -317,6 +325,8 @@ class Server:
             sequence = Sequence(answer, index, unit, seed, end)
             answer.sequences.append(sequence)
             self._sequences[unit] = sequence
+            if self.launch.probe is not None:
+                self.launch.probe.switch(asked.extra)
             self.engine.add(unit)
         self._work.set()
         return answer

@@ -7,7 +7,7 @@ cannot be carried is left out with the reason: no launch fails because of an ins
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from specschedule.core.spec import Slo
@@ -20,8 +20,9 @@ from specschedule.vllm_facts.plain import items
 WORKER_EXTENSION = "--worker-extension-cls"
 FINGERPRINT = "specschedule.engine.fingerprint.Fingerprint"
 SCHEDULER = "--scheduler-cls"
-PROBE = "specschedule.engine.probe.ProbeScheduler"
-ASYNC_PROBE = "specschedule.engine.probe.AsyncProbeScheduler"
+PROBE = "specschedule.engine.probe.EitherProbeScheduler"
+PROBE_PORT = 9108
+"""Port on loopback of the probe scheduler's page."""
 PLUGIN = "specschedule"
 """Name of the recorder among vLLM's plugins."""
 
@@ -122,6 +123,32 @@ def scheduled(
     if refused := _unable(container, arguments, environment):
         return refused
     return Instruments(arguments, {**observed.variables, **variables}, observed.left_out)
+
+
+def probing(
+    observed: Instruments,
+    container: Mapping[str, Any],
+    server: ServerFacts,
+    secret: str,
+    environment: Mapping[str, str] | None = None,
+) -> Instruments:
+    """Return the instruments of a launch whose K requests switch.
+
+    Where it cannot carry the scheduler it is launched without: its first window then shows that
+    nothing is switched, and each K gets a launch.
+
+    Args:
+        observed: What every arm carries.
+        container: The container of the pod template.
+        server: What it runs.
+        secret: What a request must carry to switch.
+        environment: Variables from elsewhere, as for ``read_container``.
+    """
+    variables = {settings.SECRET: secret, settings.SCHEDULER_PORT: str(PROBE_PORT)}
+    found = scheduled(observed, container, server, PROBE, variables, environment)
+    if isinstance(found, Unreadable):
+        return replace(observed, left_out=(*observed.left_out, found.message))
+    return found
 
 
 def arm_arguments(

@@ -37,7 +37,7 @@ from specschedule.vllm_facts.arguments import (
     read_container,
     with_speculative,
 )
-from specschedule.vllm_facts.instruments import Instruments, arm_arguments, observing
+from specschedule.vllm_facts.instruments import Instruments, arm_arguments, observing, probing
 from specschedule.vllm_facts.target import sourced_environment
 from specschedule.wire import events, jobs, manifests, names, patches, statuses
 from specschedule.wire.delivery import Delivery, clash
@@ -198,6 +198,8 @@ class Actor:
             raise Conflict("the target's arguments changed since the launch was planned")
         container, environment = self._container(schedule, deployment)
         carried = self._instruments(deployment, container, facts.server, spec, environment)
+        if plan.visit.screen is not None and (secret := plan.visit.screen.secret) is not None:
+            carried = probing(carried, container, facts.server, secret, environment)
         edit = arm_arguments(
             container,
             speculative="unchanged" if plan.unchanged else plan.speculative,

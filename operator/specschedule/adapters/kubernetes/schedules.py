@@ -96,5 +96,5 @@ def _done(schedule: Object) -> bool:
 
 def _turn(schedule: Object) -> tuple[bool, str, str]:
     metadata, stage = schedule["metadata"], (schedule.get("status") or {}).get("stage")
-    waits = stage not in ("Measuring", "AwaitingApproval", "Promoting")
+    waits = stage not in ("Screening", "Measuring", "AwaitingApproval", "Promoting")
     return waits, metadata["creationTimestamp"], metadata["name"]

@@ -42,10 +42,12 @@ class KubernetesWorld:
         settings = Settings(image, image_pull_policy, priority_class, instruments)
         self._observer = Observer(api, metrics, prometheus_url=prometheus_url, clock=clock)
         self._actor = Actor(api, self._observer, settings, clock=clock)
+        self._probes = instruments
 
     def observe(self, key: Key) -> Observed | None:
         """Gather the facts; None when the SpecSchedule is gone."""
-        return self._observer.observe(key)
+        observed = self._observer.observe(key)
+        return observed and observed.model_copy(update={"probes": self._probes})
 
     def perform(self, key: Key, action: Action) -> None:
         """Carry out one action; repeating it changes nothing."""

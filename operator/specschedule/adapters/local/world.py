@@ -134,6 +134,7 @@ class LocalWorld:
                 for name, (spec, status) in self._ledger.trials().items()
             ],
             metrics=metrics,
+            probes=False,
         )
 
     def perform(self, key: Key, action: Action) -> None:

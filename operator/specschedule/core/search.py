@@ -1,0 +1,371 @@
+"""The search of a run: which screening launches to start, and what they give to test.
+
+A function of the launches so far, so a restarted operator goes on where it was. A probe needs the
+engine plugins in its pod and the scheduler of its own; where it cannot be, one launch for each K
+tells as much and costs more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specschedule.core.arms import ROWS, Arm
+from specschedule.core.budget import Cost, with_screen
+from specschedule.core.compare import NONE
+from specschedule.core.controls import argument
+from specschedule.core.cost import DEFAULT_GRAPH_SIZES
+from specschedule.core.evidence import Cell, Launch
+from specschedule.core.plan import MAX_ATTEMPTS, LaunchRecord, Slot, Start
+from specschedule.core.proposal import Proposal, Proposals, Proposed, kept
+from specschedule.core.schedule import effective, speculative_config
+from specschedule.core.screen import Search
+from specschedule.core.screening import PROBE, every_k, fixed_arm, search
+from specschedule.core.spec import Candidate, Effort, SearchLimits, Spec, digest_of
+from specschedule.core.target import ServerFacts, TargetFacts
+from specschedule.core.tuner import NothingMeasured, propose
+from specschedule.core.values import Value
+from specschedule.core.visit import Screen
+
+MOST_CANDIDATES = 3
+"""Proposals that are tested at most, each only if the one before fails."""
+STAND_IN = "search"
+"""Name of the candidate that stands for all while nothing is proposed yet."""
+
+_CUT = {
+    "accepted_by_position": None,
+    "prefix_cache": None,
+    "send_lag_ms_p99": None,
+    "in_flight_exact": None,
+    "started_at": None,
+    "notes": None,
+    "outputs": None,
+}
+"""What a later window is not chosen by; a visit's plan travels in one environment variable."""
+
+
+class Found(Value):
+    """What a search comes to."""
+
+    candidates: list[Candidate] = []
+    """What to test, in order; empty where nothing is worth it."""
+    instead: str | None = None
+    """What no schedule is predicted to beat, such as static-3; None where nothing was measured."""
+    recommendation: str | None = None
+    """The same with its argument, where the target does not serve so already."""
+    why: str
+    """The same for people."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at the search of a run."""
+
+    asked: Spec
+    """The question, with its search."""
+    spec: Spec
+    """The question with what was found as its candidates; with a stand-in before."""
+    arms: Sequence[Arm]
+    """Arms of the screen."""
+    wanted: Start | None
+    """Launches to start now; None when the screen is over."""
+    proposals: Proposals | None = None
+    """What the screen proposes; None before it is over, and where nothing was measured."""
+    found: Found | None = None
+    """What follows from it; None before the screen is over."""
+
+    def with_cost(self, confirm: Cost, target: TargetFacts) -> Cost:
+        """Return what the run costs, screen included."""
+        both = [arm for arm in self.arms if arm.name in (PROBE, NONE)]
+        assert isinstance(target.server, ServerFacts)
+        wanted = _search(self.asked, _described(self.asked, target.server, []))
+        return with_screen(
+            confirm,
+            self.asked,
+            both if len(both) == 2 else self.arms,
+            windows=wanted.budget,
+            boot=target.boot_seconds,
+            gpus=target.gpus,
+        )
+
+
+def look(
+    asked: Spec,
+    server: ServerFacts,
+    done: Sequence[LaunchRecord],
+    *,
+    uid: str,
+    run: str,
+    probes: bool = True,
+    proposed: Proposals | None = None,
+) -> Look:
+    """Look at a search.
+
+    Args:
+        asked: The question, with a search.
+        server: The target's server, as it was when the run began.
+        done: Every screening launch of the run so far, running ones too.
+        uid: UID of the object; with the run and the launch it makes the probe's secret.
+        run: Run id.
+        probes: Whether a launch can carry a scheduler of ours.
+        proposed: What the run proposed, where that is on record.
+    """
+    arms = screening_arms(asked, server, probes=probes)
+    if proposed is None:
+        wanted = next_screens(asked, server, arms, done, uid=uid, run=run)
+        if wanted is not None:
+            return Look(asked, stand_in(asked, server), arms, wanted)
+        try:
+            proposed = kept(proposals(asked, server, done))
+        except NothingMeasured as error:
+            why = f"the screen measured nothing that can be used: {_faults(done) or error}"
+            return Look(asked, stand_in(asked, server), arms, None, found=Found(why=why))
+    found = found_in(asked, server, proposed)
+    spec = tested(asked, proposed, found) if found.candidates else stand_in(asked, server)
+    return Look(asked, spec, arms, None, proposed, found)
+
+
+def _faults(done: Sequence[LaunchRecord]) -> str:
+    said = [f"{each.arm}: {each.failed or each.void}" for each in done if not _well(each)]
+    return "; ".join(said[-2:])
+
+
+def stand_in(spec: Spec, server: ServerFacts) -> Spec:
+    """Return the question with one schedule for all that may be found: for gates and for the cost.
+
+    It holds what engines may refuse: the largest K and K=0.
+    """
+    most, largest = _limits(spec).max_tokens, server.max_num_seqs
+    ks = [most, 1, 0] if most > 1 else [1, 0]
+    rows = [[at, at, k] for at, k in enumerate(ks, start=1)]
+    rows[-1][1] = max(largest, len(ks))
+    return spec.testing([Candidate(name=STAND_IN, schedule=rows)])
+
+
+def screening_arms(spec: Spec, server: ServerFacts, *, probes: bool) -> list[Arm]:
+    """Return the arms of a screen: the probe, the launch without speculation, then one per K.
+
+    Args:
+        spec: The question, with a search.
+        server: The target's server.
+        probes: Whether a launch can carry a scheduler of ours.
+    """
+    base = server.speculative or (spec.speculative.plain() if spec.speculative else None)
+    most, largest = _limits(spec).max_tokens, server.max_num_seqs
+    fixed = [
+        Arm(
+            name=fixed_arm(tokens),
+            speculative=speculative_config(
+                base, max_tokens=tokens or most, rows=[[1, largest, tokens]]
+            ),
+            schedule=[[1, largest, tokens]],
+            max_num_seqs=largest,
+            why=f"K={tokens} at every batch size, where K cannot be switched in one launch",
+        )
+        for tokens in range(most + 1)
+    ]
+    none = Arm(name=NONE, max_num_seqs=largest, why="no speculation: what a schedule must beat")
+    if not probes or server.scheduler_class is not None or largest <= most:
+        return [none, *fixed]
+    rows = every_k(most, largest)
+    probe = Arm(
+        name=PROBE,
+        speculative=speculative_config(base, max_tokens=most, rows=rows),
+        schedule=rows,
+        max_num_seqs=largest,
+        why="the whole sweep in one boot: K switches between short windows",
+    )
+    return [probe, none, *fixed]
+
+
+def next_screens(
+    spec: Spec,
+    server: ServerFacts,
+    arms: Sequence[Arm],
+    done: Sequence[LaunchRecord],
+    *,
+    uid: str,
+    run: str,
+) -> Start | None:
+    """Say which screening launches to start now; None when the screen is over.
+
+    Args:
+        spec: The question, with a search.
+        server: The target's server.
+        arms: What ``screening_arms`` gave.
+        done: Every screening launch of the run so far, running ones too.
+        uid: UID of the object; with the run and the launch it makes the probe's secret.
+        run: Run id.
+    """
+    wanted = [arm.name for arm in arms if arm.name in (PROBE, NONE)]
+    if PROBE not in wanted or _cannot_probe(done):
+        wanted = [arm.name for arm in arms if arm.name != PROBE]
+    missing = [name for name in wanted if _needed(name, done)]
+    running = [record for record in done if not record.over]
+    if not missing and not running:
+        return None
+    free = max(0, spec.experiment.parallelism - len(running))
+    last = max((record.launch for record in done), default=0)
+    busy = {record.arm for record in running}
+    return Start(
+        slots=[
+            Slot(
+                arm=name,
+                launch=last + at,
+                round=0,
+                position=at,
+                attempt=1 + sum(record.arm == name for record in done),
+                windows=[],
+                screen=_screen(spec, server, name, done, f"{uid}/{run}/{last + at}"),
+            )
+            for at, name in enumerate((m for m in missing if m not in busy), start=1)
+            if at <= free
+        ]
+    )
+
+
+def _cannot_probe(done: Sequence[LaunchRecord]) -> bool:
+    """Say whether probes are given up: one that never measured anything, or died too often."""
+    probes = [record for record in done if record.arm == PROBE and record.over]
+    failed = [record for record in probes if record.failed is not None]
+    hopeless = (not _counted(each) or _not_switched(each) for each in failed)
+    return any(hopeless) or (
+        len(probes) >= MAX_ATTEMPTS and not any(_well(record) for record in probes)
+    )
+
+
+def _needed(name: str, done: Sequence[LaunchRecord]) -> bool:
+    """Say whether an arm wants one more launch."""
+    own = [record for record in done if record.arm == name]
+    if any(_well(record) or not record.over for record in own) or len(own) >= MAX_ATTEMPTS:
+        return False
+    # The fault of a plain server is its own; a probe that died under way goes on where it was.
+    return name == PROBE or all(record.failed is None for record in own)
+
+
+def _well(record: LaunchRecord) -> bool:
+    return record.over and record.void is None and record.failed is None
+
+
+def _not_switched(record: LaunchRecord) -> bool:
+    return (record.failed or "").startswith("NotSwitched")
+
+
+def _counted(record: LaunchRecord) -> list[Cell]:
+    return [cell for cell in record.cells if cell.void is None]
+
+
+def _screen(
+    spec: Spec, server: ServerFacts, arm: str, done: Sequence[LaunchRecord], launch: str
+) -> Screen:
+    fixed = next((k for k in range(65) if fixed_arm(k) == arm), None)
+    own = [record for record in done if record.arm == arm]
+    return _described(spec, server, own).model_copy(
+        update={
+            "tokens": fixed,
+            "secret": digest_of(["probe", launch])[:32] if arm == PROBE else None,
+            "done": [cell.model_copy(update=_CUT) for record in own for cell in record.cells],
+        }
+    )
+
+
+def _described(spec: Spec, server: ServerFacts, launches: Sequence[Launch]) -> Screen:
+    """Return what is searched, within what the server and the receipts of its launches allow."""
+    limits = _limits(spec)
+    receipts = [each.receipt for each in launches]
+    eager = server.enforce_eager or server.graph_mode == "NONE"
+    sizes = next((list(r.captured_sizes) for r in receipts if r.captured_sizes), None)
+    return Screen(
+        batch_sizes=limits.batch_sizes or spec.load.points,
+        contexts=limits.contexts,
+        max_tokens=limits.max_tokens,
+        max_num_seqs=server.max_num_seqs,
+        max_model_len=server.max_model_len,
+        kv_cache_tokens=next((r.kv_cache_tokens for r in receipts if r.kv_cache_tokens), None),
+        graph_sizes=[] if eager else sizes or list(DEFAULT_GRAPH_SIZES),
+        seed=spec.experiment.seed,
+    )
+
+
+def proposals(spec: Spec, server: ServerFacts, screens: Sequence[Launch]) -> Proposal:
+    """Return what the screening launches propose.
+
+    Raises:
+        NothingMeasured: No window of theirs can be used.
+    """
+    wanted = _search(spec, _described(spec, server, screens))
+    return propose(wanted, [cell for launch in screens for cell in launch.cells])
+
+
+def _search(spec: Spec, screen: Screen) -> Search:
+    load = spec.load
+    return search(
+        screen, slo=spec.slo, output_tokens=load.output_tokens, prompt_tokens=load.prompt_tokens
+    )
+
+
+def found_in(spec: Spec, server: ServerFacts, proposed: Proposals) -> Found:
+    """Return what to test of what is proposed.
+
+    Five-number rows are shown and not tested: they need a scheduler that serving has not.
+    """
+    first = next(each for each in proposed.proposed if each.name == proposed.lead)
+    if first.kind != "schedule":
+        own = _serves(server, first)
+        why = f"the screen predicts that no schedule beats {first.name}"
+        if own:
+            return Found(instead=first.name, why=f"{why}, which the target serves already")
+        return Found(
+            instead=first.name,
+            recommendation=f"{first.name}: {argument(first.name, spec, server)} (predicted by a "
+            "screen, not confirmed)",
+            why=f"{why}: {first.why}",
+        )
+    rows = [each for each in proposed.proposed if _testable(each)]
+    new = [each for each in rows if not _serves(server, each)][:MOST_CANDIDATES]
+    if not new:
+        return Found(
+            instead=first.name,
+            why=f"the screen proposes {first.name}, which the target serves already",
+        )
+    return Found(
+        candidates=[
+            Candidate(name=each.name, schedule=each.schedule or [], max_tokens=each.max_tokens)
+            for each in new
+        ],
+        why=f"the screen proposes {', '.join(each.name for each in new)}",
+    )
+
+
+def _testable(proposed: Proposed) -> bool:
+    rows = proposed.schedule or []
+    several = len({row[-1] for row in rows}) > 1
+    return several and proposed.same_as is None and all(len(row) == 3 for row in rows)
+
+
+def tested(spec: Spec, proposed: Proposals, found: Found) -> Spec:
+    """Return the question with its candidates; in Quick, with the best static K as a control."""
+    spec = spec.testing(found.candidates)
+    static = next((each for each in proposed.proposed if each.kind == "static"), None)
+    if static is None or spec.experiment.effort is not Effort.QUICK or spec.experiment.static:
+        return spec
+    experiment = spec.experiment.model_copy(update={"static": [static.max_tokens]})
+    return spec.model_copy(update={"experiment": experiment})
+
+
+def _serves(server: ServerFacts, proposed: Proposed) -> bool:
+    """Say whether the target serves what is proposed already."""
+    config = server.speculative
+    if config is None or proposed.kind == "none":
+        return config is None and proposed.kind == "none"
+    rows, largest = config.get(ROWS), int(config.get("num_speculative_tokens") or 1)
+    if not rows or proposed.schedule is None:
+        return not rows and proposed.kind == "static" and proposed.max_tokens == largest
+    ours, theirs = (
+        effective(table, max_tokens=most, max_num_seqs=server.max_num_seqs).canonical
+        for table, most in ((proposed.schedule, proposed.max_tokens or 1), (rows, largest))
+    )
+    return ours == theirs
+
+
+def _limits(spec: Spec) -> SearchLimits:
+    assert spec.search is not None
+    return spec.search

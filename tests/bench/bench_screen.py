@@ -1,0 +1,281 @@
+"""The sweep in one boot of real vLLM against one boot for each K: ``make bench-screen``.
+
+One probe launch and one launch without speculation are screened by ``specschedule screen``, as a
+user would; then each K gets a launch of its own, with a schedule of one row. Prints, and writes
+down, what each says is best at each batch size. Exits 1 where the probe's choice is worse than
+the launches' own by more than they differ from themselves. Takes up where it was cut off.
+
+    python tests/bench/bench_screen.py --folder FOLDER [--page PAGE.md] [--part probe ...]
+"""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from urllib.request import urlopen
+
+import yaml
+
+from specschedule.core.screening import every_k, fixed_arm
+from specschedule.engine import deliver, settings
+
+ROOT = Path(__file__).resolve().parents[2]
+POINTS = (1, 4, 12)
+MOST = 4
+SEQUENCES = 16
+BOOT_SECONDS = 300.0
+ONE_BOOT_SECONDS = 600.0
+LEAST_TIE = 0.02
+"""Differences below it are ties whatever two windows show."""
+QUESTION = {
+    "kind": "SpecSchedule",
+    "spec": {
+        "slo": {"ttft": "60s", "tpot": "10s"},
+        "load": {
+            "points": list(POINTS),
+            "promptTokens": 64,
+            "outputTokens": 32,
+            "maxSendLag": "250ms",
+        },
+        "search": {"maxTokens": MOST},
+    },
+}
+FIXED = {fixed_arm(k): k for k in range(MOST + 1)}
+PARTS = ("probe", "none", *FIXED)
+
+
+class Bench:
+    """Launches of the real engine, and what was measured in each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.manifest = folder / "question.yaml"
+        self.manifest.write_text(yaml.safe_dump(QUESTION))
+        found = subprocess.check_output([sys.executable, "hack/vllm", "where"], cwd=ROOT)
+        self.engine = json.loads(found)
+
+    def cells(self, part: str) -> Path:
+        return self.folder / f"{part}.jsonl"
+
+    def took(self, part: str) -> Path:
+        """File with the seconds that a part took; there once it is whole."""
+        return self.folder / f"{part}.seconds"
+
+    def measure(self, part: str) -> None:
+        """Boot the part's server and screen it."""
+        if self.took(part).exists():
+            return
+        started = time.monotonic()
+        options = {"probe": (), "none": ("--none",)}.get(part)
+        if options is None:
+            options = ("--tokens", str(FIXED[part]))
+        with self._serving(part) as (url, environment):
+            say(f"{part}: booted in {time.monotonic() - started:.0f} s")
+            command = [sys.executable, "-m", "specschedule.cli.main", "screen", "--url", url]
+            command += ["-f", str(self.manifest), "--cells", str(self.cells(part))]
+            command += ["--max-num-seqs", str(SEQUENCES), "--graph-sizes", "", *options]
+            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+        seconds = time.monotonic() - started
+        self.took(part).write_text(f"{seconds:.1f}\n")
+        say(f"{part}: {len(self.read(part))} windows, {seconds:.0f} s with its boot")
+
+    def read(self, part: str) -> list[dict[str, Any]]:
+        """Return the cells of a part that count."""
+        lines = self.cells(part).read_text().splitlines()
+        return [cell for line in lines if "void" not in (cell := json.loads(line))]
+
+    def proposal(self) -> dict[str, Any]:
+        """Return what ``specschedule propose`` makes of the two screening launches."""
+        both = self.folder / "screen.jsonl"
+        both.write_text("".join(self.cells(part).read_text() for part in ("probe", "none")))
+        command = [sys.executable, "-m", "specschedule.cli.main", "propose", "-o", "json"]
+        command += ["-f", str(self.manifest), "--cells", str(both)]
+        command += ["--max-num-seqs", str(SEQUENCES), "--graph-sizes", ""]
+        return dict(json.loads(subprocess.check_output(command)))
+
+    @contextmanager
+    def _serving(self, part: str) -> Iterator[tuple[str, dict[str, str]]]:
+        port, page = free_port(), free_port()
+        environment = dict(os.environ)
+        words: list[str] = []
+        if part != "none":
+            rows = every_k(MOST, SEQUENCES)
+            if part in FIXED:
+                rows = [[1, SEQUENCES, FIXED[part]]]
+            config = {
+                "method": "draft_model",
+                "model": self.engine["drafter"],
+                "num_speculative_tokens": MOST,
+                "num_speculative_tokens_per_batch_size": rows,
+            }
+            words += ["--speculative-config", json.dumps(config)]
+        if part == "probe":
+            deliver.deliver(self.folder / "plugins")
+            words.append("--scheduler-cls=specschedule.engine.probe.EitherProbeScheduler")
+            environment |= {
+                "PYTHONPATH": str(self.folder / "plugins"),
+                settings.SECRET: os.urandom(16).hex(),
+                settings.SCHEDULER_PORT: str(page),
+            }
+        log = self.folder / f"{part}.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [sys.executable, "hack/vllm", "serve", "--port", str(port), "--", *words],
+                cwd=ROOT,
+                env=environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                wait(f"http://127.0.0.1:{port}", process, log)
+                yield f"http://127.0.0.1:{port}", environment | {"PYTHONPATH": ""}
+            finally:
+                process.terminate()
+                try:
+                    process.wait(timeout=20)
+                finally:
+                    os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Return once a server is healthy."""
+    give_up = time.monotonic() + BOOT_SECONDS
+    while time.monotonic() < give_up and process.poll() is None:
+        try:
+            with urlopen(f"{url}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.5)
+    sys.exit(f"vLLM did not start; see {log}")
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+Rates = Mapping[tuple[int, int], Sequence[float]]
+"""Output tokens per second of each window, by (requests in flight, K)."""
+
+
+def rates(cells: Sequence[Mapping[str, Any]]) -> Rates:
+    found: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for cell in cells:
+        at = cell["profile"]["concurrency"], cell["tokens"]
+        found[at].append(cell["outputTokens"] / cell["windowSeconds"])
+    return found
+
+
+def spread(of: Rates) -> float:
+    """Return the mean relative difference between two windows of one setting of a launch."""
+    apart = [abs(a - b) / ((a + b) / 2) for a, b, *_ in (w for w in of.values() if len(w) > 1)]
+    return fmean(apart) if apart else 0.0
+
+
+def compared(bench: Bench) -> tuple[list[str], bool]:
+    """Return the page's lines, and whether the probe chose as well as the launches would."""
+    proposal = bench.proposal()
+    alone = rates([cell for part in FIXED for cell in bench.read(part)])
+    probed = rates(bench.read("probe"))
+    tie = max(LEAST_TIE, 2 * spread(alone))
+    choices = {choice["at"]: choice for choice in proposal["choices"]}
+    lines = [
+        "| in flight | " + " | ".join(f"K={k}" for k in range(MOST + 1)) + " | best by launches | "
+        "probe: best | probe: chosen | the choice loses |",
+        "|" + "---|" * (MOST + 6),
+    ]
+    good = True
+    for at in POINTS:
+        row = {k: fmean(alone[at, k]) for k in range(MOST + 1) if alone.get((at, k))}
+        best = max(row, key=lambda k: row[k])
+        chosen = choices[at]["chosen"]
+        loss = 1 - row.get(chosen, 0.0) / row[best]
+        good &= loss <= tie
+        near = [k for k in row if k != best and row[k] >= row[best] * (1 - tie)]
+        tied = f" (K={', '.join(map(str, near))} within {tie:.1%})" if near else ""
+        cells = [
+            f"{row[k]:.1f} / {fmean(probed[at, k]):.1f}" if probed.get((at, k)) else f"{row[k]:.1f}"
+            for k in sorted(row)
+        ]
+        lines.append(
+            f"| {at} | " + " | ".join(cells) + f" | {best}{tied} | {choices[at]['best']} | "
+            f"{chosen} | {max(0.0, loss):.1%} |"
+        )
+    lead = next(c for c in proposal["candidates"] if c["name"] == proposal["lead"])
+    lines += ["", f"Proposed first: {lead['name']} `{json.dumps(lead.get('schedule'))}`."]
+    lines += [f"- {note}" for note in proposal["notes"]]
+    return lines, good
+
+
+def page(bench: Bench) -> tuple[str, bool]:
+    table, good = compared(bench)
+    seconds = {part: float(bench.took(part).read_text()) for part in PARTS}
+    windows = {part: len(bench.read(part)) for part in PARTS}
+    in_time = seconds["probe"] <= ONE_BOOT_SECONDS
+    told = "chose as the launches would" if good else "CHOSE OTHERWISE than the launches would"
+    alone = rates([cell for part in FIXED for cell in bench.read(part)])
+    lines = [
+        "# make bench-screen",
+        "",
+        f"Written by that command on {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}; {os.cpu_count()} cores"
+        f" ({processor()}), vLLM {bench.engine['version']}.",
+        "",
+        f"One boot, K 0 to {MOST} at {', '.join(map(str, POINTS))} in flight: "
+        f"{windows['probe']} windows in {seconds['probe']:.0f} s with the boot "
+        f"(limit {ONE_BOOT_SECONDS:.0f} s: {'kept' if in_time else 'MISSED'}). "
+        f"Separate launches, one per K: {sum(windows[p] for p in FIXED)} windows in "
+        f"{sum(seconds[p] for p in FIXED):.0f} s. The probe {told}.",
+        "",
+        "Output tokens per second, by launches / in the probe. A tie is what two windows of one "
+        f"launch differ by, twice ({2 * spread(alone):.1%}), or {LEAST_TIE:.0%}.",
+        "",
+        *table,
+    ]
+    return "\n".join(lines) + "\n", good and in_time
+
+
+def processor() -> str:
+    text = Path("/proc/cpuinfo").read_text()
+    named = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
+    return named[0] if named else "unknown processor"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True, help="where cells and logs are kept")
+    parser.add_argument("--page", type=Path, help="where to write the page")
+    parser.add_argument("--part", action="append", choices=PARTS, help="measure only these")
+    given = parser.parse_args()
+    bench = Bench(given.folder)
+    for part in given.part or PARTS:
+        bench.measure(part)
+    if given.part and not all(bench.took(part).exists() for part in PARTS):
+        return 0
+    text, good = page(bench)
+    sys.stdout.write(text)
+    if given.page is not None:
+        given.page.write_text(text)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
