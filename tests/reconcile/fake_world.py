@@ -112,6 +112,7 @@ class FakeWorld:
                 finalizer=self.finalizer,
                 spec=self.spec,
                 approved=self.approved,
+                again="start again with specschedule.dev/retry=1",
                 status=self.status,
             ),
             target=self._target(),
