@@ -105,6 +105,11 @@ def start_failure(log_text: str, *, exit_code: int | None = None) -> Failure:
     """
     lines = list(messages(log_text))
     last = _last_error(lines)
+    for known in _KNOWN:
+        for line in reversed(lines):
+            if match := known.pattern.search(line):
+                number = next((g for g in match.groups() if g), "")
+                return Failure(known.reason, known.message.format(n=number), line, False)
     if option := _refused_option(lines):
         return Failure(
             "OptionRefused",
@@ -112,11 +117,6 @@ def start_failure(log_text: str, *, exit_code: int | None = None) -> Failure:
             last,
             False,
         )
-    for known in _KNOWN:
-        for line in reversed(lines):
-            if match := known.pattern.search(line):
-                number = next((g for g in match.groups() if g), "")
-                return Failure(known.reason, known.message.format(n=number), line, False)
     if exit_code == 137:
         return Failure("OutOfMemory", "the container was killed (137), as for memory", last, False)
     if _while_capturing(lines) and last:
