@@ -91,8 +91,11 @@ def ask(stage: Stage, scenario: Scenario, name: str) -> Shown:
     )
 
     def status() -> dict[str, Any]:
-        found: dict[str, Any] = stage.get("specschedule", name, "-n", namespace).get("status", {})
-        return found
+        found = stage.get("specschedule", name, "-n", namespace)
+        if not found:
+            raise StageError(f"specschedule {namespace}/{name} is gone: somebody deleted it")
+        told: dict[str, Any] = found.get("status", {})
+        return told
 
     say_plan(status)
     outcome = follow(status, timeout=scenario.timeout_s)
@@ -187,4 +190,7 @@ if __name__ == "__main__":
     except subprocess.CalledProcessError as error:
         sys.exit(f"demo: {' '.join(map(str, error.cmd[:3]))} failed with {error.returncode}")
     except KeyboardInterrupt:
-        sys.exit("demo: interrupted; start it again at any time, or `make demo-down`")
+        sys.exit(
+            "demo: interrupted. The cluster and the run in it go on, and a run in mode Auto may "
+            "promote; `make demo` starts over, `make demo-down` removes everything"
+        )

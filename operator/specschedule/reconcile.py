@@ -27,13 +27,22 @@ class Reconciler:
     def __init__(self, world: World, clock: Callable[[], float]) -> None:
         self._world = world
         self._clock = clock
+        self._refused: dict[Key, tuple[int, float]] = {}
+        """Until when a generation of an object is left alone after a refused write."""
 
     def __call__(self, key: Key) -> float | None:
         """Carry out the next step; return the seconds until the next look, or None."""
         observed = self._world.observe(key)
         if observed is None:
+            self._refused.pop(key, None)
             return None
         now = self._clock()
+        generation, until = self._refused.pop(key, (0, 0.0))
+        if generation == observed.schedule.generation and now < until:
+            if not observed.schedule.deleting:
+                # What was written before the refusal calls again at once; the refusal stands.
+                self._refused[key] = (generation, until)
+                return until - now
         decision = decide(observed, now, matrix=matrix.ROWS)
         report = decision.report
         again = decision.look_again_in
@@ -53,6 +62,7 @@ class Reconciler:
                     said = {"held": True, "reason": "Refused", "message": str(refused)}
                     report = report.model_copy(update={**said, "promotion": None})
                 again = REFUSED_LOOK_S
+                self._refused[key] = (observed.schedule.generation, now + REFUSED_LOOK_S)
                 break
         if report is not None:
             self._report(key, observed, report, now)
@@ -68,6 +78,10 @@ class Reconciler:
             bad_news = report.held or (
                 report.outcome is not None and report.outcome not in GOOD_NEWS
             )
-            self._world.announce(
-                key, report.outcome or report.reason, report.message, warning=bad_news
+            what = report.outcome or report.reason
+            log.log(
+                logging.WARNING if bad_news else logging.INFO,
+                "%s/%s: run %s: %s: %s",
+                *(*key, report.run_id, what, report.message),
             )
+            self._world.announce(key, what, report.message, warning=bad_news)

@@ -156,7 +156,7 @@ def test_prometheus_is_asked_what_serving_does_only_while_a_run_begins(place: Pl
     assert isinstance(schedule.spec, Spec)
     run = run_id(schedule.uid, schedule.spec, schedule.retry)
     assert place.observe().serving == place.metrics.regime
-    assert asked[-1] == (place.namespace, [])
+    assert asked[-1][0] == place.namespace
     for ended in ("NotPromoted", "Proposed"):
         before = len(asked)
         place.world.report(place.key, {"runId": run, "outcome": ended}, resource_uid=schedule.uid)

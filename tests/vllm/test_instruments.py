@@ -26,7 +26,6 @@ from specschedule.core.spec import Slo
 from specschedule.core.target import ServerFacts
 from specschedule.vllm_facts.arguments import ArgumentEdit, read_container
 from specschedule.vllm_facts.instruments import arm_arguments, observing
-from specschedule.vllm_facts.receipt import read_receipt
 from specschedule.wire import manifests
 from specschedule.wire.delivery import FOLDER, Delivery
 
@@ -126,18 +125,13 @@ def ran(engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ite
             complete(url)
         # The engine counts a request a moment after it has answered.
         until = time.monotonic() + 10
-        answers = engines.read(url)
-        while counted(answers.metrics or "") != GOOD and time.monotonic() < until:
+        while counted(page := engines.get(url, "/metrics") or "") != GOOD:
+            assert time.monotonic() < until, page
             time.sleep(0.2)
-            answers = engines.read(url)
         said = (folder / "log").read_text(errors="replace")
-        receipt = read_receipt(
-            version=json.loads(answers.version or "{}"),
-            metrics_text=answers.metrics,
-            models=json.loads(answers.models or "{}"),
-            log_text=said,
-        )
-        yield Ran(receipt, said, answers.metrics or "")
+        receipt, whole = engines.receipt(url, log_text=said, known={})
+        assert whole
+        yield Ran(receipt, said, page)
     finally:
         process.terminate()
         try:

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 
 import click
 
@@ -13,6 +14,8 @@ from specschedule.adapters.kubernetes import KubernetesWorld, fields_not_served
 from specschedule.adapters.prometheus import PrometheusMetrics
 from specschedule.reconcile import Reconciler
 from specschedule.workqueue import WorkQueue
+
+log = logging.getLogger(__name__)
 
 UNHEALTHY_AFTER_S = 180.0
 """Longer than every bounded call together; a stuck or locked-out operator is restarted."""
@@ -80,6 +83,10 @@ def command(
         prometheus_url=prometheus_url,
         priority_class=priority_class,
         instruments=instruments,
+    )
+    log.info(
+        "specschedule %s operates on %s, trial pods and load from image %s",
+        *(version("specschedule"), ", ".join(namespaces) or "all namespaces", image),
     )
     queue = WorkQueue(Reconciler(world, time.time))
     queue.start()
