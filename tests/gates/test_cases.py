@@ -510,14 +510,17 @@ def test_a_field_case_meets_its_right_behaviour(
     assert all(each["reason"].isidentifier() for each in answer["gates"])
 
 
-def test_a_target_of_another_name_and_a_version_that_is_none_get_one_line(tmp_path):
+def test_another_name_a_version_that_is_none_and_a_bare_number_get_one_line(tmp_path):
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(specschedule(target={"name": "other"})))
     (tmp_path / "right.yaml").write_text(yaml.safe_dump(specschedule()))
+    (tmp_path / "bare.yaml").write_text(yaml.safe_dump(specschedule(slo={"ttft": 500})))
     (tmp_path / "target.yaml").write_text(yaml.safe_dump(deployment()))
     target = ["--target", str(tmp_path / "target.yaml")]
     for arguments, said in (
         (["-f", str(tmp_path / "spec.yaml")], "holds Deployment chat, but spec.target.name is"),
         (["-f", str(tmp_path / "right.yaml"), "--engine-version", "abc"], "--engine-version abc"),
+        # Seconds or milliseconds? The API server refuses a bare number too.
+        (["-f", str(tmp_path / "bare.yaml")], "spec.slo.ttft: Value error, 500 has no unit"),
     ):
         result = CliRunner().invoke(main, ["preflight", *arguments, *target])
         assert result.exit_code == 2

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from specschedule.cli.output import BadInput, read_documents
 from specschedule.core.spec import Spec
 from specschedule.core.target import TargetFacts
+from specschedule.core.values import WRITTEN
 from specschedule.vllm_facts.target import target_facts
 
 
@@ -27,7 +28,7 @@ def valid_spec(path: str, schedule: Mapping[str, Any]) -> Spec:
         BadInput: The spec is not valid.
     """
     try:
-        return Spec.model_validate(schedule.get("spec"))
+        return Spec.model_validate(schedule.get("spec"), context=WRITTEN)
     except ValidationError as error:
         raise BadInput(f"{path}: spec{fault(error)}") from error
 

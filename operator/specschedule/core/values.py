@@ -7,7 +7,14 @@ Kubernetes users expect: durations as ``500ms`` or ``10m``, shares as ``15%``.
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    ValidationInfo,
+    WithJsonSchema,
+)
 from pydantic.alias_generators import to_camel
 
 
@@ -77,9 +84,28 @@ def format_share(fraction: float) -> str:
     return f"{round(fraction * 100, 6):g}%"
 
 
+WRITTEN = {"written": True}
+"""Validation context of what people write: a duration or share is text with its unit there."""
+
+
+def _duration(value: object, info: ValidationInfo) -> float:
+    _need_unit(value, info, "500ms, 30s, 10m or 2h")
+    return parse_duration(value)
+
+
+def _share(value: object, info: ValidationInfo) -> float:
+    _need_unit(value, info, "15%")
+    return parse_share(value)
+
+
+def _need_unit(value: object, info: ValidationInfo, forms: str) -> None:
+    if info.context == WRITTEN and not isinstance(value, str):
+        raise ValueError(f"{value!r} has no unit: write it as {forms}")
+
+
 Duration = Annotated[
     float,
-    BeforeValidator(parse_duration),
+    BeforeValidator(_duration),
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN}),
 ]
@@ -87,7 +113,7 @@ Duration = Annotated[
 
 Share = Annotated[
     float,
-    BeforeValidator(parse_share),
+    BeforeValidator(_share),
     PlainSerializer(format_share, return_type=str),
     WithJsonSchema({"type": "string", "pattern": SHARE_PATTERN}),
 ]
