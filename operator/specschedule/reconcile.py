@@ -38,11 +38,11 @@ class Reconciler:
             return None
         now = self._clock()
         generation, until = self._refused.pop(key, (0, 0.0))
-        if generation == observed.schedule.generation and now < until:
-            if not observed.schedule.deleting:
-                # What was written before the refusal calls again at once; the refusal stands.
-                self._refused[key] = (generation, until)
-                return until - now
+        schedule = observed.schedule
+        if generation == schedule.generation and now < until and not schedule.deleting:
+            # What was written before the refusal calls again at once; the refusal stands.
+            self._refused[key] = (generation, until)
+            return until - now
         decision = decide(observed, now, matrix=matrix.ROWS)
         report = decision.report
         again = decision.look_again_in
@@ -62,7 +62,7 @@ class Reconciler:
                     said = {"held": True, "reason": "Refused", "message": str(refused)}
                     report = report.model_copy(update={**said, "promotion": None})
                 again = REFUSED_LOOK_S
-                self._refused[key] = (observed.schedule.generation, now + REFUSED_LOOK_S)
+                self._refused[key] = (schedule.generation, now + REFUSED_LOOK_S)
                 break
         if report is not None:
             self._report(key, observed, report, now)

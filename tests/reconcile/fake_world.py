@@ -32,7 +32,7 @@ from specschedule.core.screening import next_window
 from specschedule.core.spec import Spec
 from specschedule.core.target import RolloutFacts, ServerFacts, TargetFacts, Unreadable
 from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed
-from specschedule.ports import Conflict, Key
+from specschedule.ports import Conflict, Key, Refused
 from specschedule.sim import virtual
 from specschedule.sim.worlds import WORLDS
 
@@ -74,6 +74,8 @@ class FakeWorld:
         self.pending: tuple[str, str] | None = None
         self.visits: dict[str, tuple[float, Launch]] = {}
         self.prometheus_down = False
+        self.quota_full = False
+        self.refused: list[StartVisit] = []
         self.miscount = False
         self.images: dict[str, str] = {}
         self.prompts: Unreadable | None = None
@@ -320,6 +322,9 @@ class FakeWorld:
         return counts
 
     def perform(self, key: Key, action: Any) -> None:
+        if self.quota_full and isinstance(action, StartVisit):
+            self.refused.append(action)
+            raise Refused("exceeded quota: count/jobs.batch=0")
         self._do(action)
         self.performed.append(action)
         if self.die_after is not None:

@@ -181,6 +181,23 @@ def test_a_prometheus_outage_holds_the_run_and_is_nobodys_fault():
     assert run(of)["outcome"] == "Promoted"
 
 
+def test_a_refused_write_is_tried_again_after_a_while_however_often_it_is_called():
+    of = world()
+    of.quota_full = True
+    run(of, until=lambda w: len(w.refused) == 1)
+    reconcile = Reconciler(of, of.clock)
+    reconcile(KEY)
+    tried = len(of.refused)
+    for _ in range(20):
+        # What was written before the refusal makes the object due at once.
+        assert reconcile(KEY) > 0
+        of.now += 0.2
+    assert len(of.refused) == tried
+    assert of.status["reason"] == "Refused"
+    of.quota_full = False
+    assert run(of)["outcome"] == "Promoted"
+
+
 def test_an_outage_past_the_deadline_is_inconclusive_with_everything_cleared():
     of = world()
     run(of, until=lambda w: len(w.visits) == 1)
