@@ -180,7 +180,7 @@ def superseded(place: Place) -> Replaced:
     place.ask()
     place.under_load(2)
     first = place.status()["runId"]
-    measured = [t["metadata"]["name"] for t in place.trials() if t["status"].get("endedAt")]
+    measured = [t["metadata"]["name"] for t in place.trials() if t.get("status", {}).get("endedAt")]
     place.ask(experiment={**QUESTION["experiment"], "seed": 8})
 
     def recorded() -> bool:
