@@ -12,7 +12,7 @@ from specschedule.cli.specs import only, read_target, valid_spec
 from specschedule.core.gate import Gate, fails
 from specschedule.core.preflight import before_pods
 from specschedule.core.schedule import ScheduleError, parse
-from specschedule.core.search import stand_in
+from specschedule.core.stand_in import stand_in
 from specschedule.core.target import ServerFacts
 from specschedule.core.versions import numbers
 from specschedule.vllm_facts import matrix

@@ -20,6 +20,7 @@ from specschedule.core.schedule import effective, speculative_config
 from specschedule.core.screen import Search
 from specschedule.core.screening import PROBE, every_k, fixed_arm, search
 from specschedule.core.spec import Candidate, Effort, SearchLimits, Spec, digest_of
+from specschedule.core.stand_in import stand_in
 from specschedule.core.target import ServerFacts, TargetFacts
 from specschedule.core.tuner import NothingMeasured, propose
 from specschedule.core.values import Value
@@ -27,8 +28,6 @@ from specschedule.core.visit import Screen
 
 MOST_CANDIDATES = 3
 """Proposals that are tested at most, each only if the one before fails."""
-STAND_IN = "search"
-"""Name of the candidate that stands for all while nothing is proposed yet."""
 
 _CUT = {
     "accepted_by_position": None,
@@ -126,18 +125,6 @@ def look(
 def _faults(done: Sequence[LaunchRecord]) -> str:
     said = [f"{each.arm}: {each.failed or each.void}" for each in done if not _well(each)]
     return "; ".join(said[-2:])
-
-
-def stand_in(spec: Spec, server: ServerFacts) -> Spec:
-    """Return the question with one schedule for all that may be found: for gates and for the cost.
-
-    It holds what engines may refuse: the largest K and K=0.
-    """
-    most, largest = _limits(spec).max_tokens, server.max_num_seqs
-    ks = [most, 1, 0] if most > 1 else [1, 0]
-    rows = [[at, at, k] for at, k in enumerate(ks, start=1)]
-    rows[-1][1] = max(largest, len(ks))
-    return spec.testing([Candidate(name=STAND_IN, schedule=rows)])
 
 
 def screening_arms(spec: Spec, server: ServerFacts, *, probes: bool) -> list[Arm]:
