@@ -7,15 +7,32 @@ it cannot, the engine's draft counters over the window must tell that its K ran.
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import aiohttp
+
+from specschedule.core.visit import FailureReason
 
 POLL_SECONDS = 0.1
 
 
-class NotSwitched(Exception):
-    """The scheduler does not follow its requests; the message says why."""
+class Fault(Exception):
+    """The page does not say what a window needs; the message says why."""
+
+    reason: ClassVar[FailureReason]
+    """How the visit fails."""
+
+
+class NotSwitched(Fault):
+    """The scheduler does not follow its requests, or there is none."""
+
+    reason = "NotSwitched"
+
+
+class Gone(Fault):
+    """The page answered before and does not now: its engine has died."""
+
+    reason = "ServerUnreachable"
 
 
 class Page:
@@ -24,6 +41,7 @@ class Page:
     def __init__(self, url: str) -> None:
         self._base = url.rstrip("/")
         self._first = 0
+        self._answered = False
 
     async def in_force(self, window: str, *, within: float) -> None:
         """Return once the scheduler follows a window's requests.
@@ -34,6 +52,7 @@ class Page:
 
         Raises:
             NotSwitched: It refuses to, or what answers is no probe scheduler.
+            Gone: Its engine has died.
         """
         before = await self._facts()
         give_up = asyncio.get_running_loop().time() + within
@@ -84,7 +103,8 @@ class Page:
         """Ask the page.
 
         Raises:
-            NotSwitched: Nobody answers there.
+            NotSwitched: Nobody ever answered there.
+            Gone: Nobody answers any more.
         """
         timeout = aiohttp.ClientTimeout(total=10)
         try:
@@ -93,6 +113,9 @@ class Page:
                 session.get(self._base + path) as answer,
             ):
                 answer.raise_for_status()
-                return await answer.text()
+                text = await answer.text()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise NotSwitched(f"{self._base}{path}: {error or type(error).__name__}") from error
+            fault = Gone if self._answered else NotSwitched
+            raise fault(f"{self._base}{path}: {error or type(error).__name__}") from error
+        self._answered = True
+        return text

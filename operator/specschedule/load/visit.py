@@ -271,8 +271,8 @@ class VisitRun:
         """Keep a window shut until the scheduler follows its requests."""
         try:
             await page.in_force(window.cell, within=self._visit.request_timeout)
-        except probe.NotSwitched as error:
-            raise Failure("NotSwitched", str(error)) from error
+        except probe.Fault as fault:
+            raise Failure(fault.reason, str(fault)) from fault
         self._in_force = True
 
     async def _checked(self, page: probe.Page, measurement: Measurement, cell: Cell) -> Cell:
@@ -282,8 +282,8 @@ class VisitRun:
         assert meter.closed is not None
         try:
             wrong = await page.otherwise(cell.cell, cell.tokens or 0, meter.opened, meter.closed)
-        except probe.NotSwitched as error:
-            raise Failure("NotSwitched", str(error)) from error
+        except probe.Fault as fault:
+            raise Failure(fault.reason, str(fault)) from fault
         if cell.void is not None or wrong is None:
             return cell
         return cell.model_copy(update={"void": wrong})
