@@ -29,6 +29,15 @@ DEFAULT_PORT = 9100
 INTERRUPTED = 128 + signal.SIGTERM
 
 
+prompts_option = click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    envvar="SPECSCHEDULE_PROMPTS",
+    help="Folder with a file per category, or a ConfigMap in YAML. Synthetic ones when left out.",
+)
+"""Where prompts come from, for commands that send some."""
+
+
 @click.command()
 @click.option("--url", help="Base URL of the server, such as http://127.0.0.1:8000.")
 @click.option(
@@ -39,12 +48,7 @@ INTERRUPTED = 128 + signal.SIGTERM
 )
 @click.option("--slo", metavar="LIMITS", help="Such as ttft=500ms,tpot=40ms.")
 @click.option("--out", type=click.Path(path_type=Path), help="Per-request records, JSONL or .gz.")
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    envvar="SPECSCHEDULE_PROMPTS",
-    help="Folder with a file per category, or a ConfigMap in YAML. Synthetic ones when left out.",
-)
+@prompts_option
 @click.option(
     "--read",
     type=click.Path(path_type=Path),

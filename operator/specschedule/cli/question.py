@@ -11,7 +11,7 @@ from specschedule.cli.output import BadInput
 from specschedule.cli.specs import fault, only
 from specschedule.core.evidence import Cell
 from specschedule.core.spec import Experiment, Load, SearchLimits, Slo, Speculative
-from specschedule.core.values import Value
+from specschedule.core.values import WRITTEN, Value
 
 
 class Question(Value):
@@ -37,7 +37,7 @@ def read_question(path: str) -> Question:
         BadInput: The file holds none, or several, or a spec that is not valid.
     """
     try:
-        return Question.model_validate(only(path, "SpecSchedule").get("spec"))
+        return Question.model_validate(only(path, "SpecSchedule").get("spec"), context=WRITTEN)
     except ValidationError as error:
         raise BadInput(f"{path}: spec{fault(error)}") from error
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from pydantic import ValidationError
 
-from specschedule.cli.load import check_url, run_visit
+from specschedule.cli.load import check_url, prompts_option, run_visit
 from specschedule.cli.output import BadInput
 from specschedule.cli.question import Question, read_cells, read_question, sizes
 from specschedule.cli.specs import fault
@@ -18,7 +18,7 @@ from specschedule.core.compare import NONE
 from specschedule.core.evidence import Cell
 from specschedule.core.screening import PROBE, fixed_arm
 from specschedule.core.values import parse_duration
-from specschedule.core.visit import CellClosed, Screen, Visit, VisitFailed
+from specschedule.core.visit import CellClosed, Screen, Visit, VisitFailed, as_asked
 from specschedule.engine import settings
 from specschedule.load.client import Client, Unanswered
 from specschedule.load.prompts import Pool, PromptsMissing, read_pool
@@ -61,12 +61,7 @@ PASSING = ("ServerUnreachable", "Stalled")
 @click.option("--max-model-len", type=click.IntRange(1), help="Of the server.")
 @click.option("--kv-cache-tokens", type=click.IntRange(1), help="Tokens the KV cache holds.")
 @click.option("--graph-sizes", help="Captured graph sizes, such as 1,2,4,8. [vLLM's default]")
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    envvar="SPECSCHEDULE_PROMPTS",
-    help="Folder with a file per category, or a ConfigMap in YAML. Synthetic ones when left out.",
-)
+@prompts_option
 @click.option(
     "--patience",
     default="10m",
@@ -131,7 +126,6 @@ def command(
         raise BadInput(f"--patience: {error}") from error
     except PromptsMissing as error:
         raise BadInput(str(error)) from error
-    load = question.load
     visit = Visit(
         # A name of its own, so that a second run finds none of its prompts in the server's cache.
         run=f"local-{secrets.token_hex(4)}",
@@ -140,13 +134,7 @@ def command(
         round=1,
         url=url,
         screen=screen,
-        slo=question.slo,
-        prompt_tokens=load.prompt_tokens,
-        output_tokens=load.output_tokens,
-        sampling=load.sampling,
-        prefix_cache=load.prefix_cache,
-        endpoint=load.endpoint,
-        max_send_lag=load.max_send_lag,
+        **as_asked(question.slo, question.load),
         scrapes=0,
     )
     raise click.exceptions.Exit(_Screening(visit, cells, pool, limit).run())

@@ -80,7 +80,7 @@ def cost(
         done: Launches so far; their boot times and windows replace the guesses.
     """
     boots = [x.receipt.boot_seconds for x in done if x.receipt.boot_seconds is not None]
-    boot = sum(boots) / len(boots) if boots else boot_seconds if boot_seconds is not None else 240.0
+    boot = sum(boots) / len(boots) if boots else _boot(boot_seconds)
     taken = {
         cell.cell.split("-", 1)[-1].rsplit("-s", 1)[0]: cell.window_seconds
         for launch in done
@@ -137,7 +137,7 @@ def with_screen(
         boot: Seconds from container start to Ready; None when unknown.
         gpus: GPUs of one pod.
     """
-    seconds = (ASSUMED_BOOT_S if boot is None else boot) + WARM_UP_SECONDS
+    seconds = _boot(boot) + WARM_UP_SECONDS
     seconds += windows * 3 * _request(spec)
     rows = [
         ArmCost(
@@ -162,6 +162,10 @@ def with_screen(
             "arms": [*rows, *confirm.arms],
         }
     )
+
+
+def _boot(seconds: float | None) -> float:
+    return ASSUMED_BOOT_S if seconds is None else seconds
 
 
 def _counts(

@@ -26,7 +26,7 @@ from specschedule.core.refusal import rejected, superseded, unwanted
 from specschedule.core.schedule import ScheduleError
 from specschedule.core.spec import Mode, Spec
 from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
-from specschedule.core.visit import Visit
+from specschedule.core.visit import Visit, as_asked
 
 LOOK_S = 2.0
 """A running experiment is looked at this often when nothing happens; events come in between."""
@@ -286,7 +286,6 @@ class Run:
     def _create(self, slot: Slot, target: TargetFacts, server: ServerFacts) -> CreateTrial:
         arms = self.search.arms if self.search and slot.screen else self.arms
         arm = next(a for a in arms if a.name == slot.arm)
-        load = self.spec.load
         visit = Visit(
             run=self.run,
             arm=slot.arm,
@@ -296,13 +295,7 @@ class Run:
             windows=slot.windows,
             screen=slot.screen,
             **({"scrapes": 0} if slot.screen else {}),
-            slo=self.spec.slo,
-            prompt_tokens=load.prompt_tokens,
-            output_tokens=load.output_tokens,
-            sampling=load.sampling,
-            prefix_cache=load.prefix_cache,
-            endpoint=load.endpoint,
-            max_send_lag=load.max_send_lag,
+            **as_asked(self.spec.slo, self.spec.load),
         )
         return CreateTrial(
             name=trial_name(self.observed.schedule.name, self.run, slot.arm, slot.launch),

@@ -18,6 +18,7 @@ from specschedule.core.visit import Screen, Visit, Window
 
 PROBE = "probe"
 """Arm whose K requests switch in band."""
+_CONSTANT = "constant-"
 REQUESTS = 10
 """Finished requests that a window needs at least: fewer than evidence needs, since the choice
 rests on all windows together."""
@@ -29,7 +30,14 @@ REPEATS = 2
 
 def fixed_arm(tokens: int) -> str:
     """Return the arm of one fixed K on the path of a schedule."""
-    return f"constant-{tokens}" if tokens else ZERO
+    return f"{_CONSTANT}{tokens}" if tokens else ZERO
+
+
+def fixed_tokens(arm: str) -> int | None:
+    """Return the K of such an arm; None for any other."""
+    if arm == ZERO:
+        return 0
+    return int(arm.removeprefix(_CONSTANT)) if arm.startswith(_CONSTANT) else None
 
 
 def every_k(max_tokens: int, max_num_seqs: int) -> list[list[int]]:

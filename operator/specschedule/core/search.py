@@ -18,7 +18,7 @@ from specschedule.core.plan import MAX_ATTEMPTS, LaunchRecord, Slot, Start
 from specschedule.core.proposal import Proposal, Proposals, Proposed, kept
 from specschedule.core.schedule import effective, speculative_config
 from specschedule.core.screen import Search
-from specschedule.core.screening import PROBE, every_k, fixed_arm, search
+from specschedule.core.screening import PROBE, every_k, fixed_arm, fixed_tokens, search
 from specschedule.core.spec import Candidate, Effort, SearchLimits, Spec, digest_of
 from specschedule.core.stand_in import stand_in
 from specschedule.core.target import ServerFacts, TargetFacts
@@ -243,11 +243,10 @@ def _counted(record: LaunchRecord) -> list[Cell]:
 def _screen(
     spec: Spec, server: ServerFacts, arm: str, done: Sequence[LaunchRecord], launch: str
 ) -> Screen:
-    fixed = next((k for k in range(65) if fixed_arm(k) == arm), None)
     own = [record for record in done if record.arm == arm]
     return _described(spec, server, own).model_copy(
         update={
-            "tokens": fixed,
+            "tokens": fixed_tokens(arm),
             "secret": digest_of(["probe", launch])[:32] if arm == PROBE else None,
             "done": [cell.model_copy(update=_CUT) for record in own for cell in record.cells],
         }

@@ -5,12 +5,12 @@ event. Both sides of the port share these types.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from specschedule.core.evidence import Cell, Profile, Reading
-from specschedule.core.spec import Sampling, Slo
+from specschedule.core.spec import Load, Sampling, Slo
 from specschedule.core.values import Duration, Value
 
 FailureReason = Literal[
@@ -121,6 +121,19 @@ class Visit(Value):
     """How long to wait for those scrapes."""
     warm_up_timeout: Duration = 60.0
     """How long throughput may take to become steady."""
+
+
+def as_asked(slo: Slo, load: Load) -> dict[str, Any]:
+    """Return the fields of a visit that are the same in every visit of a question."""
+    return {
+        "slo": slo,
+        "prompt_tokens": load.prompt_tokens,
+        "output_tokens": load.output_tokens,
+        "sampling": load.sampling,
+        "prefix_cache": load.prefix_cache,
+        "endpoint": load.endpoint,
+        "max_send_lag": load.max_send_lag,
+    }
 
 
 class Warmed(Reading):

@@ -16,6 +16,7 @@ from specschedule.adapters.kubernetes.schedules import (
     target_name,
 )
 from specschedule.adapters.kubernetes.servers import Servers, served_adapters
+from specschedule.adapters.visits import final_counts, lost
 from specschedule.core.evidence import Receipt
 from specschedule.core.observed import (
     Observed,
@@ -28,7 +29,6 @@ from specschedule.core.observed import (
 )
 from specschedule.core.spec import Spec, run_id
 from specschedule.core.target import TargetFacts, Unreadable
-from specschedule.core.visit import VisitEnded
 from specschedule.ports import Key, Metrics, Unavailable
 from specschedule.vllm_facts.failures import last_words
 from specschedule.vllm_facts.logs import compiled_at
@@ -205,9 +205,9 @@ class Observer:
             name=name,
             spec=spec,
             status=status,
-            pod=self._pod(pod, status, job, visit) if pod else _lost(status),
+            pod=self._pod(pod, status, job, visit) if pod else lost(status, "the pod is gone"),
             visit=visit,
-            scraped=self._scraped(spec, job, visit, url)
+            scraped=final_counts(self._metrics, url, spec, _visit_number(job), visit, self._clock())
             if job and visit and status.ended_at is None
             else None,
         )
@@ -250,21 +250,6 @@ class Observer:
             seen = seen.model_copy(update={"message": self._warning(job) or seen.message})
         return seen
 
-    def _scraped(
-        self, spec: TrialSpec, job: Object, visit: VisitFacts, url: str | None
-    ) -> dict[str, dict[str, float]] | None:
-        """Ask for the final counters of a visit that has ended."""
-        ended = next((each for each in visit.events if isinstance(each, VisitEnded)), None)
-        if ended is None or url is None:
-            return None
-        return self._metrics.final_counts(
-            url,
-            run=spec.run_id,
-            launch=spec.launch,
-            visit=_visit_number(job),
-            at=ended.scraped_at[-1] if ended.scraped_at else self._clock(),
-        )
-
     def _slow(self, created_at: float) -> bool:
         return self._clock() - created_at > _SLOW_SECONDS
 
@@ -304,18 +289,6 @@ def _named(each: Object) -> tuple[str, str]:
 def _said_at(event: Object) -> str:
     said = event.get("lastTimestamp") or event.get("eventTime") or ""
     return str(said)
-
-
-def _lost(status: TrialStatus) -> PodFacts | None:
-    """Return a pod that is on record but gone, while its launch is not over."""
-    if status.started_at is None or status.ended_at is not None:
-        return None
-    return PodFacts(
-        phase="Ended",
-        reason="Deleted",
-        message="the pod is gone",
-        created_at=pods.unix(status.started_at),
-    )
 
 
 def _by_controller(objects: Iterable[Object]) -> dict[str, list[Object]]:

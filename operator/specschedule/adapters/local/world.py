@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from specschedule.adapters.local import processes
 from specschedule.adapters.local.command import Command, machine
 from specschedule.adapters.local.ledger import Ledger
 from specschedule.adapters.local.pages import Pages
+from specschedule.adapters.visits import final_counts, lost
 from specschedule.core.evidence import Receipt
 from specschedule.core.observed import (
     Action,
@@ -46,6 +46,8 @@ HOST = "127.0.0.1"
 TICK_S = 0.25
 SCRAPE_S = 0.5
 """Between two readings of a load process' page, where no Prometheus does it."""
+
+_GONE = "its process ended with the run that started it"
 
 LOAD = (sys.executable, "-m", "specschedule.cli.main", "load")
 
@@ -283,9 +285,13 @@ class LocalWorld:
             name=name,
             spec=spec,
             status=status,
-            pod=self._pod(server, visit) if server is not None else _lost(status),
+            pod=self._pod(server, visit) if server is not None else lost(status, _GONE),
             visit=visit,
-            scraped=self._scraped(spec, load, visit, metrics_url) if load and visit else None,
+            scraped=final_counts(
+                self._metrics, metrics_url, spec, load.visit.visit, visit, self._clock()
+            )
+            if load and visit
+            else None,
         )
 
     def _pod(self, server: _Server, visit: VisitFacts | None) -> PodFacts:
@@ -344,36 +350,9 @@ class LocalWorld:
         message = f"the load process exited with {code}: {words[:300]}"
         return VisitFacts(phase="Failed", message=message, created_at=created_at, events=said)
 
-    def _scraped(
-        self, spec: TrialSpec, load: _Load, visit: VisitFacts, url: str | None
-    ) -> dict[str, dict[str, float]] | None:
-        """Ask for the final counters of a visit that has ended."""
-        ended = next((each for each in visit.events if isinstance(each, VisitEnded)), None)
-        if ended is None or url is None:
-            return None
-        return self._metrics.final_counts(
-            url,
-            run=spec.run_id,
-            launch=spec.launch,
-            visit=load.visit.visit,
-            at=ended.scraped_at[-1] if ended.scraped_at else self._clock(),
-        )
-
 
 def _paired(arm: str) -> bool:
     return arm == "incumbent" or arm.startswith("candidate-")
-
-
-def _lost(status: TrialStatus) -> PodFacts | None:
-    """Return a server that is on record but gone, while its launch is not over."""
-    if status.started_at is None or status.ended_at is not None:
-        return None
-    return PodFacts(
-        phase="Ended",
-        reason="Deleted",
-        message="its process ended with the run that started it",
-        created_at=datetime.fromisoformat(status.started_at).timestamp(),
-    )
 
 
 def _free_port() -> int:
