@@ -59,6 +59,7 @@ def cell(at, planned, *, per_draft=None, share=0.6, **more):
         "profile": {"kind": "hold", "concurrency": at},
         "tokens": planned,
         "context": 400,
+        "requestTokens": 400,
         "windowSeconds": 30.0,
         "offered": 20,
         "completed": 20,
@@ -232,15 +233,38 @@ def test_steps_beyond_the_captured_sizes_are_named():
     assert "32" in found.message
 
 
-def test_kv_sizes_may_differ_but_the_load_must_fit_the_smallest():
+def test_kv_sizes_may_differ_where_the_load_fits_the_smallest():
     smaller = launch("candidate-card", kv_cache_tokens=5_000)
     assert answer("kvCache", arms(candidate=smaller)).reason == "DiffersReported"
-    tiny = launch("candidate-card", kv_cache_tokens=3_000)
-    found = answer("kvCache", arms(candidate=tiny))
-    assert (found.answer, found.reason) == ("Fail", "BeyondKvCache")
-    assert "8 in flight" in found.message
     silent = launch("candidate-card", kv_cache_tokens=None)
     assert answer("kvCache", arms(candidate=silent)).answer == "Unknown"
+
+
+def test_load_points_beyond_the_smallest_kv_cache_are_left_out_and_named():
+    preempted = [cell(1, 5), cell(8, 1, preemptions=7, engineOutputTokens=9000)]
+    tiny = arms(candidate=launch("candidate-card", preempted, kv_cache_tokens=3_000))
+    found = answer("kvCache", tiny)
+    assert (found.answer, found.reason) == ("Pass", "PointsLeftOut")
+    assert "8 in flight of 400 tokens do not fit the smallest KV cache, 3000" in found.message
+    assert blocking(between_arms(spec(), tiny, SERVER)) is None, "its windows do not count"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"bar": {"improve": [{"by": "15%", "at": [8]}]}}, "the bar names 8"),
+        (
+            {"bar": {"improve": [{"by": "15%"}], "protect": [{"at": [1, 8]}]}},
+            "the bar names 8",
+        ),
+        ({"load": {"points": [8]}}, "no load point is left"),
+    ],
+)
+def test_a_load_point_that_the_answer_needs_is_not_left_out(asked, told):
+    tiny = arms(candidate=launch("candidate-card", kv_cache_tokens=3_000))
+    found = answer("kvCache", tiny, spec_=spec(**asked))
+    assert (found.answer, found.reason) == ("Fail", "BeyondKvCache")
+    assert told in found.message
 
 
 def test_a_fact_that_is_told_twice_and_not_alike_is_unknown_until_somebody_says_why():

@@ -2,6 +2,7 @@
 
 import pytest
 
+from specschedule.core.evidence import Receipt
 from specschedule.core.judge import Judgement
 
 from .recorded import Run, cell, spec_of
@@ -241,3 +242,21 @@ def test_a_context_that_the_candidate_did_not_run_is_missing() -> None:
         run.add("candidate-card", number, [cell((8, 300), 130.0)])
     answer = run.judge()
     assert (answer.outcome, answer.reason) == ("Inconclusive", "MetricMissing")
+
+
+def test_what_was_measured_beyond_the_kv_cache_does_not_count() -> None:
+    """The first launch measured the point before anybody knew; its collapse is the cache's."""
+    cells = [cell(8, 130.0), cell(16, 1.0, requestTokens=400)]
+    run = Run(spec_of(points=(8, 16), improve=AT_8))
+    for number in (1, 2, 3):
+        for arm in ("incumbent", "candidate-card"):
+            windows = [cell(8, 100.0), cell(16, 100.0)] if arm == "incumbent" else cells
+            run.add(arm, number, windows, receipt={"kvCacheTokens": 5_000})
+    found = run.judge()
+    assert found.outcome == "Promoted"
+    assert {bar.at for verdict in found.verdicts for bar in verdict.bars} == {8}
+    larger = [
+        x.model_copy(update={"receipt": Receipt(kv_cache_tokens=6_400)}) for x in run.launches
+    ]
+    run.launches = larger
+    assert run.judge().reason == "BandCollapsed", "it holds 16 requests of 400 tokens"

@@ -458,3 +458,16 @@ def test_from_the_second_round_on_every_arm_meets_the_same_open_loop() -> None:
     assert profiles == {
         "{'kind': 'open', 'requestsPerSecond': 10.0, 'peakRequestsPerSecond': 80.0}"
     }
+
+
+def test_a_load_point_that_the_kv_cache_cannot_hold_is_not_measured_again() -> None:
+    """Synthetic requests end at 256 tokens; eight of them need 2048."""
+    spec = spec_of()
+    spec = spec.model_copy(
+        update={"load": spec.load.model_copy(update={"points": [1, 8, 16]})},
+    )
+    small = {"receipt": Receipt(kv_cache_tokens=3_000)}
+    done, end = carry_out(spec, {CARD: 0.3}, lambda slot: small)
+    held = [{c.profile.concurrency for c in each.cells} for each in done]
+    assert held == [{1, 8, 16}] + [{1, 8}] * 6
+    assert end.reason == "Decided"

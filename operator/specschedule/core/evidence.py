@@ -123,6 +123,8 @@ class Cell(Reading):
     """Requests that met every limit of the SLO."""
     output_tokens: Annotated[int, Field(ge=0)] | None = None
     """Tokens received in the window."""
+    request_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Mean tokens of a request at its end, prompt and output, as the server counted them."""
     ttft_ms: Quantiles | None = None
     """Time to first token."""
     tpot_ms: Quantiles | None = None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specschedule.core import counters, receipts
+from specschedule.core import capacity, counters, receipts
 from specschedule.core.arms import ADAPTIVE_KEY
 from specschedule.core.compare import INCUMBENT, NONE, TWIN
 from specschedule.core.equivalence import output_equivalence
@@ -41,6 +41,9 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
     counted = [each for each in launches if each.void is None and each.failed is None]
     if not counted:
         return [unknown("launches", "NoLaunch", "no launch of any arm counts")]
+    kv_cache = receipts.kv_cache(spec, counted)
+    beyond = capacity.beyond(spec, counted)
+    spec, counted = capacity.fitting(spec, beyond), capacity.without(counted, beyond)
     silent = without_speculation(server)
     drafting = [each for each in counted if each.arm not in silent]
     without = [each for each in counted if each.arm in silent]
@@ -56,7 +59,7 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
         *(receipts.same(alike, fact) for fact in receipts.SAME_WHERE_DRAFTING),
         receipts.graph_mode(spec, counted, in_own_mode),
         receipts.graph_coverage(alike, server),
-        receipts.kv_cache(counted),
+        kv_cache,
         receipts.adapters(counted, server),
         receipts.sources(counted),
         receipts.instruments(counted),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from specschedule.core import controls, eprocess
+from specschedule.core import capacity, controls, eprocess
 from specschedule.core.bar import MIN_PAIRS, Applied, floor_share
 from specschedule.core.compare import (
     INCUMBENT,
@@ -77,6 +77,8 @@ def judge(
             without it the recommendation names the tokens only.
         serving: What the serving pods do, to be compared with the workload.
     """
+    beyond = capacity.beyond(spec, launches)
+    spec, launches = capacity.fitting(spec, beyond), capacity.without(launches, beyond)
     evidence = Evidence(spec, launches)
     noise = Noise(evidence)
     tried = [

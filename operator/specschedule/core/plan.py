@@ -6,7 +6,7 @@ where it was.
 
 from collections.abc import Mapping, Sequence
 
-from specschedule.core import judge
+from specschedule.core import capacity, judge
 from specschedule.core.arms import PIECEWISE, ZERO, Arm, arms
 from specschedule.core.budget import ROUNDS, ArmCost, BudgetLeft, Cost, budget_left, cost
 from specschedule.core.chance import coin, shuffled
@@ -114,6 +114,7 @@ def next_launches(
         run: Run id; with the seed it decides the coins.
         screens: Launches that a search took before; numbers go on after them.
     """
+    spec = capacity.fitting(spec, capacity.beyond(spec, done))
     return _Walk(spec, arms, done, run, screens).next()
 
 

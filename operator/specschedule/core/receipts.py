@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from pydantic.alias_generators import to_camel
 
+from specschedule.core import capacity
 from specschedule.core.arms import ADAPTIVE, PIECEWISE
 from specschedule.core.evidence import Launch, Receipt
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
@@ -231,38 +232,25 @@ def _largest_step(launch: Launch, server: ServerFacts) -> int | None:
     return max((min(row[1], server.max_num_seqs) * (row[-1] + 1) for row in rows), default=None)
 
 
-def kv_cache(counted: Sequence[Launch]) -> Gate:
-    """Report KV cache sizes, and require that the measured load fits the smallest."""
-    gate = "kvCache"
+def kv_cache(spec: Spec, counted: Sequence[Launch]) -> Gate:
+    """Report KV cache sizes; the load points that the smallest cannot hold are left out."""
+    gate = capacity.GATE
     by_value, silent = _told(counted, lambda r: r.kv_cache_tokens)
     if silent:
         return unknown(gate, "NotRead", f"KV cache size could not be read from {', '.join(silent)}")
-    smallest = min(int(str(value)) for value in by_value)
-    beyond = sorted(
-        {
-            f"{cell.profile.concurrency} in flight of {cell.context} tokens"
-            for each in counted
-            for cell in each.cells
-            if cell.void is None
-            and cell.profile.concurrency
-            and cell.context
-            and cell.profile.concurrency * cell.context > smallest
-        }
-    )
+    beyond = capacity.beyond(spec, counted)
+    size = capacity.smallest(counted)
     if beyond:
-        return fails(
-            gate,
-            "BeyondKvCache",
-            f"{', '.join(beyond)} do not fit the smallest KV cache, {smallest} tokens; leave "
-            "those load points out",
-        )
+        points = ", ".join(f"{at} in flight of {tokens} tokens" for at, tokens in beyond.items())
+        said = f"{points} do not fit the smallest KV cache, {size} tokens"
+        return capacity.answer(spec, list(beyond), said)
     if len(by_value) > 1:
         return passes(
             gate,
             f"KV cache in tokens: {_listed(by_value)}; the load fits the smallest",
             "DiffersReported",
         )
-    return passes(gate, f"KV cache holds {smallest} tokens in every arm", "Same")
+    return passes(gate, f"KV cache holds {size} tokens in every arm", "Same")
 
 
 def adapters(counted: Sequence[Launch], server: ServerFacts) -> Gate:

@@ -204,6 +204,11 @@ class Load(Value):
     max_send_lag: Limit = 0.005
     """A window whose sends lag more than this at the 99th percentile is void."""
 
+    @property
+    def request_tokens(self) -> int | None:
+        """Tokens of a synthetic request at its end; None where prompts are given."""
+        return None if self.prompts else self.prompt_tokens + self.output_tokens
+
 
 class Improve(Value):
     """A gain that the candidate must show."""

@@ -227,6 +227,7 @@ def cell(
         failed=meter.tally.failed,
         good=meter.tally.good,
         output_tokens=meter.tally.output_tokens,
+        request_tokens=_request_tokens(done),
         ttft_ms=quantiles([r.ttft for r in kept if r.ttft is not None]),
         tpot_ms=quantiles(tpot),
         decode_rate=round(1 / float(np.median(tpot)), 4) if tpot and min(tpot) > 0 else None,
@@ -252,6 +253,12 @@ def _prefix_cache(engine: EngineDelta | None) -> PrefixCache | None:
     if engine is None or engine.prefix_queries is None or engine.prefix_hits is None:
         return None
     return PrefixCache(queries=engine.prefix_queries, hits=engine.prefix_hits)
+
+
+def _request_tokens(done: Sequence[Record]) -> int | None:
+    """Return the mean length of requests at their end; None where the server does not say."""
+    told = [r.prompt_tokens + r.tokens for r in done if r.prompt_tokens is not None]
+    return round(sum(told) / len(told)) if told else None
 
 
 def _void(visit: Visit, meter: Meter, engine: EngineDelta | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specschedule.core import receipts
+from specschedule.core import capacity, receipts
 from specschedule.core.evidence import Launch, Receipt
 from specschedule.core.gate import Gate, fails, not_applicable, overridden, passes
 from specschedule.core.spec import Spec
@@ -110,16 +110,14 @@ def _accepted(spec: Spec, scrape: Scrape) -> Gate:
 
 
 def _fits(spec: Spec, receipt: Receipt) -> Gate:
-    gate, size = "kvCache", receipt.kv_cache_tokens
+    gate, size = capacity.GATE, receipt.kv_cache_tokens
     if size is None:
         return not_applicable(gate, "NotSeen", "the metrics do not tell the KV cache size")
-    length = spec.load.prompt_tokens + spec.load.output_tokens
-    beyond = [point for point in spec.load.points if point * length > size]
-    if beyond and spec.load.prompts is None:
-        return fails(
-            gate,
-            "BeyondKvCache",
-            f"load points {beyond} of {length} tokens a request do not fit the KV cache of {size} "
-            "tokens; leave them out",
+    length = spec.load.request_tokens
+    beyond = [at for at in spec.load.points if length is not None and at * length > size]
+    if beyond:
+        said = (
+            f"load points {beyond} of {length} tokens a request do not fit the KV cache of {size}"
         )
+        return capacity.answer(spec, beyond, f"{said} tokens")
     return passes(gate, f"the KV cache holds {size} tokens")
