@@ -8,10 +8,13 @@ evidence is never a pass.
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SOME_FAILED, NOTHING_CHOSEN = 1, 5
+"""Exit codes of pytest."""
 
 
 def step(what: str, *command: str) -> None:
@@ -41,17 +44,29 @@ def main() -> int:
 def tests(asked: list[str]) -> int:
     """Run pytest; what failed is run once more, alone, and either way it is said.
 
-    The outer tiers measure on whatever machine they get: a neighbour's burst can spoil a window
-    that no fault of ours spoilt. A test that passes only the second time is named as such.
+    What holds no time against anything runs on both cores, then the rest by itself. The outer tiers
+    measure on whatever machine they get: a neighbour's burst can spoil a window that no fault of
+    ours spoilt. A test that passes only the second time is named as such.
     """
-    code = pytest("--durations=15", *asked)
-    if code != 1:
-        return code
-    print("== SOME TESTS FAILED; once more, alone, only those", flush=True)
-    code = pytest("--last-failed", "--last-failed-no-failures=none")
-    if code == 0:
+    parts = {"both cores": ["-n", "2", "-m", "not alone"], "one at a time": ["-m", "alone"]}
+    codes = []
+    with tempfile.NamedTemporaryFile() as counts:
+        os.environ["SPECSCHEDULE_TIER_COUNTS"] = counts.name
+        for what, words in parts.items():
+            began = time.monotonic()
+            cache = ["-o", f"cache_dir=.pytest_cache/{what.replace(' ', '-')}"]
+            codes.append(pytest("--durations=15", *words, *cache, *asked))
+            print(f"== {what}: {time.monotonic() - began:.0f} s", flush=True)
+        del os.environ["SPECSCHEDULE_TIER_COUNTS"]
+    once_more = [0 if code == NOTHING_CHOSEN and asked else code for code in codes]
+    for at, what in enumerate(parts):
+        if codes[at] == SOME_FAILED:
+            print("== SOME TESTS FAILED; once more, alone, only those", flush=True)
+            cache = ["-o", f"cache_dir=.pytest_cache/{what.replace(' ', '-')}"]
+            once_more[at] = pytest("--last-failed", "--last-failed-no-failures=none", *cache)
+    if SOME_FAILED in codes and not any(once_more):
         print("== the tests above passed only when run alone: look at them", flush=True)
-    return code
+    return max(once_more)
 
 
 def pytest(*words: str) -> int:

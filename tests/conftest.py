@@ -30,6 +30,12 @@ sys.path.append(str(ROOT))
 TIERS = ("unit", "vllm", "cluster", "e2e")
 """In the order they run: the cheapest first."""
 
+TIMED = [
+    *(ROOT / "tests" / room for room in ("load", "local", "sim")),
+    ROOT / "tests/gates/test_planted_faults.py",
+]
+"""What holds times against a server: a neighbour on the other core would be measured too."""
+
 ALL_MUST_RUN = os.environ.get("CI") == "true" or os.environ.get("SPECSCHEDULE_TIERS") == "all"
 
 E2E_SECONDS = 1800
@@ -48,8 +54,11 @@ def tier(item: pytest.Item) -> str:
     return next((each for each in reversed(TIERS) if item.get_closest_marker(each)), "unit")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if tier(item) != "unit" or any(item.path.is_relative_to(each) for each in TIMED):
+            item.add_marker(pytest.mark.alone)
         if tier(item) == "e2e" and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(E2E_SECONDS))
     # The real engine in pods comes last of all: it needs the machine for itself.
@@ -96,6 +105,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                 found[which][outcome] += 1
             if outcome == "skipped":
                 why[which].add(_reason(report))
+    _join_earlier_parts(found, seconds, why)
     terminalreporter.section("tests by tier")
     for each in TIERS:
         count = found[each]
@@ -106,6 +116,22 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(line, green=good and ran > 0, red=not good)
         for reason in sorted(why[each]):
             terminalreporter.write_line(f"  NOT PROVEN: {reason}", red=True)
+
+
+def _join_earlier_parts(
+    found: dict[str, Counter[str]], seconds: dict[str, float], why: dict[str, set[str]]
+) -> None:
+    """Add what earlier parts of one run counted, and keep the sum for the next part."""
+    kept = os.environ.get("SPECSCHEDULE_TIER_COUNTS")
+    if kept is None:
+        return
+    earlier = json.loads(Path(kept).read_text() or "{}")
+    for each, (counts, took, reasons) in earlier.items():
+        found[each].update(counts)
+        seconds[each] += took
+        why[each].update(reasons)
+    told = {each: (found[each], seconds[each], sorted(why[each])) for each in TIERS}
+    Path(kept).write_text(json.dumps(told))
 
 
 _CLUSTER_READY = """

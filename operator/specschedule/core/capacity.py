@@ -20,7 +20,8 @@ L = TypeVar("L", bound=Launch)
 
 def smallest(launches: Iterable[Launch]) -> int | None:
     """Return the size of the smallest KV cache of a run, in tokens; None while none is known."""
-    sizes = [each.receipt.kv_cache_tokens for each in launches if each.void is None]
+    counted = [each for each in launches if each.void is None and each.failed is None]
+    sizes = [each.receipt.kv_cache_tokens for each in counted]
     return min((size for size in sizes if size is not None), default=None)
 
 

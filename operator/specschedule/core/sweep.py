@@ -16,6 +16,9 @@ from specschedule.core.evidence import Cell
 
 HELD = 0.1
 """Share by which the mean batch size may miss the requests held in flight."""
+SAMPLED_SECONDS = 10.0
+"""Length from which a window has samples enough of the batch size, one a second. Streams that began
+together also end together, so a few samples in a short window may all fall into the gap."""
 VERIFIED = 0.05
 """Share by which the draft tokens per draft may miss K: the last drafts of a request are cut."""
 SAME_CONTEXT = 1.25
@@ -123,8 +126,11 @@ def _window(cell: Cell) -> Window | str:
         return f"{cell.failed} requests failed"
     if cell.preemptions:
         return f"{cell.preemptions} preemptions: the KV cache does not hold this many requests"
-    if cell.batch_size_mean is not None and abs(cell.batch_size_mean / batch - 1) > HELD:
-        return f"{batch} requests were to be held and {cell.batch_size_mean:.1f} ran"
+    ran = cell.batch_size_mean if cell.window_seconds >= SAMPLED_SECONDS else None
+    if ran is not None and abs(ran / batch - 1) > HELD:
+        return f"{batch} requests were to be held and {ran:.1f} ran"
+    if cell.in_flight_exact is not None and cell.in_flight_exact < 1 - HELD:
+        return f"{batch} requests were in flight only {cell.in_flight_exact:.0%} of the time"
     if tokens == 0:
         if drafts > 0 and accepted > 0:
             return f"planned without drafts and {drafts} were verified"
