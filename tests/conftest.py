@@ -91,7 +91,8 @@ def _reason(report: Any) -> str:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say how many tests ran, failed and were skipped in each tier, and what is not proven."""
-    if terminalreporter.config.option.collectonly:
+    worker = "PYTEST_XDIST_WORKER" in os.environ
+    if worker or terminalreporter.config.option.collectonly:
         return
     found: dict[str, Counter[str]] = {each: Counter() for each in TIERS}
     seconds = dict.fromkeys(TIERS, 0.0)

@@ -219,18 +219,13 @@ class Place:
         """Wait until a launch is being measured; return its trial pod."""
 
         def running() -> Object | None:
-            pods = self.ours()
-            loads = [pod for pod in pods if _label(pod, "role") == "load"]
-            if not any(p["status"].get("phase") == "Running" for p in loads):
-                return None
-            return next(
-                (
-                    pod
-                    for pod in pods
-                    if (_label(pod, "role"), _label(pod, "launch")) == ("trial", str(launch))
-                ),
-                None,
-            )
+            # The load of the launch before may still run while this one's pod waits for its place.
+            own = {
+                _label(pod, "role"): pod
+                for pod in self.ours()
+                if _label(pod, "launch") == str(launch) and pod["status"].get("phase") == "Running"
+            }
+            return own["trial"] if own.keys() >= {"trial", "load"} else None
 
         found: Object = self.until(f"launch {launch} is under load", running)
         return found
