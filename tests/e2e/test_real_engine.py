@@ -15,7 +15,7 @@ from .place import LABEL
 pytestmark = [pytest.mark.e2e, pytest.mark.vllm, pytest.mark.timeout(2400)]
 
 SCHEDULE = [[1, 2, 2], [3, 6, 1], [7, 16, 0]]
-POINTS = [1, 12]
+POINTS = [2, 12]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_every_launch_was_looked_at_from_inside(trials, shown):
 
 
 def test_the_schedule_is_in_effect_at_both_ends(trials):
-    for cell in cells(trials, "candidate-steps", 1):
+    for cell in cells(trials, "candidate-steps", 2):
         assert cell["draftTokens"] / cell["drafts"] == pytest.approx(2, abs=0.1)
     for cell in cells(trials, "candidate-steps", 12):
         # Requests that end together leave batches of 7 and fewer now and then.

@@ -42,6 +42,8 @@ class Run:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            # As from a terminal: tests that a shell runs in the background ignore the interrupt.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def finish(self, *options: str) -> tuple[int, str]:
