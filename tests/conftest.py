@@ -45,7 +45,7 @@ GPUS = 64
 """Pretended, so that no test waits for another's."""
 
 settings.register_profile("default", deadline=None, max_examples=50)
-settings.register_profile("fuzz", deadline=None, max_examples=2_000)
+settings.register_profile("fuzz", deadline=None, max_examples=4_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
