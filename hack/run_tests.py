@@ -48,31 +48,30 @@ def tests(asked: list[str]) -> int:
     measure on whatever machine they get: a neighbour's burst can spoil a window that no fault of
     ours spoilt. A test that passes only the second time is named as such.
     """
-    parts = {"both cores": ["-n", "2", "-m", "not alone"], "one at a time": ["-m", "alone"]}
-    codes = []
+    parts = {"both-cores": ["-n", "2", "-m", "not alone"], "one-at-a-time": ["-m", "alone"]}
+    codes = {}
     with tempfile.NamedTemporaryFile() as counts:
-        os.environ["SPECSCHEDULE_TIER_COUNTS"] = counts.name
-        for what, words in parts.items():
+        for part, words in parts.items():
             began = time.monotonic()
-            cache = ["-o", f"cache_dir=.pytest_cache/{what.replace(' ', '-')}"]
-            codes.append(pytest("--durations=15", *words, *cache, *asked))
-            print(f"== {what}: {time.monotonic() - began:.0f} s", flush=True)
-        del os.environ["SPECSCHEDULE_TIER_COUNTS"]
-    once_more = [0 if code == NOTHING_CHOSEN and asked else code for code in codes]
-    for at, what in enumerate(parts):
-        if codes[at] == SOME_FAILED:
-            print("== SOME TESTS FAILED; once more, alone, only those", flush=True)
-            cache = ["-o", f"cache_dir=.pytest_cache/{what.replace(' ', '-')}"]
-            once_more[at] = pytest("--last-failed", "--last-failed-no-failures=none", *cache)
-    if SOME_FAILED in codes and not any(once_more):
+            codes[part] = pytest(part, "--durations=15", *words, *asked, counts=counts.name)
+            print(f"== {part}: {time.monotonic() - began:.0f} s", flush=True)
+    failed = [part for part, code in codes.items() if code == SOME_FAILED]
+    for part in failed:
+        print("== SOME TESTS FAILED; once more, alone, only those", flush=True)
+        codes[part] = pytest(part, "--last-failed", "--last-failed-no-failures=none")
+    if failed and not any(codes.values()):
         print("== the tests above passed only when run alone: look at them", flush=True)
-    return max(once_more)
+    if asked and set(codes.values()) == {0, NOTHING_CHOSEN}:
+        return 0  # All that was asked for is of one part.
+    return max(codes.values())
 
 
-def pytest(*words: str) -> int:
-    """Run pytest in this repository."""
-    command = [sys.executable, "-m", "pytest", "-q", *words]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
+def pytest(part: str, *words: str, counts: str = "") -> int:
+    """Run pytest in this repository; what failed is remembered by part."""
+    cache = ["-o", f"cache_dir=.pytest_cache/{part}"]
+    command = [sys.executable, "-m", "pytest", "-q", *words, *cache]
+    environment = os.environ | ({"SPECSCHEDULE_TIER_COUNTS": counts} if counts else {})
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

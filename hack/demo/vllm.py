@@ -28,8 +28,7 @@ def scenario(
 
     The limits are wide, so that goodput here is throughput of whole requests: two cores have no
     latency to promise. Prompts are short, because prefill costs every arm the same. At no tokens
-    the dynamic path still runs the drafter, so that one token is the better choice here
-    (``specschedule screen`` proposed a schedule of this shape for this pair). Effort
+    the dynamic path still runs the drafter, so that one token is the better choice here. Effort
     Standard, because the memory of a shared machine may be twice as fast in one minute as in the
     next: three pairs do not see through that, the sequential test does.
     """

@@ -5,17 +5,14 @@ schedule. How large the smallest cache is, only launches tell (and how long requ
 their prompts are given): what the first ones measured there does not count either.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 from specschedule.core.compare import requirements
-from specschedule.core.evidence import Cell, Launch
+from specschedule.core.evidence import Launch
 from specschedule.core.gate import Gate, fails, passes
 from specschedule.core.spec import Spec
 
 GATE = "kvCache"
-
-L = TypeVar("L", bound=Launch)
 
 
 def smallest(launches: Iterable[Launch]) -> int | None:
@@ -25,18 +22,20 @@ def smallest(launches: Iterable[Launch]) -> int | None:
     return min((size for size in sizes if size is not None), default=None)
 
 
-def beyond(spec: Spec, launches: Sequence[Launch]) -> dict[int, int]:
-    """Return the load points that the smallest KV cache cannot hold, and tokens per request.
+def beyond(spec: Spec, size: int | None, launches: Sequence[Launch] = ()) -> dict[int, int]:
+    """Return the load points that a KV cache cannot hold, and the tokens of a request there.
 
     Streams begin together, so their requests are at their longest together, at first.
+
+    Args:
+        spec: The question.
+        size: Tokens that the cache holds; None when unknown.
+        launches: Launches that tell how long requests are.
     """
-    size = smallest(launches)
-    if size is None:
-        return {}
     found = {}
     for at in sorted(spec.load.points):
         tokens = _request_tokens(spec, launches, at)
-        if tokens is not None and at * tokens > size:
+        if size is not None and tokens is not None and at * tokens > size:
             found[at] = tokens
     return found
 
@@ -49,51 +48,49 @@ def _request_tokens(spec: Spec, launches: Sequence[Launch], at: int) -> int | No
         for cell in each.cells
         if cell.profile.concurrency == at and cell.request_tokens is not None
     ]
-    if told:
-        return max(told)
-    return spec.load.request_tokens
+    return max(told, default=spec.load.request_tokens)
 
 
-def fitting(spec: Spec, points: Iterable[int]) -> Spec:
-    """Return the question without some load points; as it is when none would be left."""
-    out = set(points)
-    kept = [at for at in spec.load.points if at not in out]
-    if not out or not kept:
-        return spec
-    return spec.model_copy(update={"load": spec.load.model_copy(update={"points": kept})})
+def narrowed(spec: Spec, launches: Sequence[Launch]) -> tuple[Spec, list[Launch]]:
+    """Return question and launches without the load points that do not fit.
 
-
-def without(launches: Sequence[L], points: Iterable[int]) -> list[L]:
-    """Return launches without their windows at some load points."""
-    out = set(points)
+    The question stays as it is where none would be left.
+    """
+    out = beyond(spec, smallest(launches), launches).keys()
     if not out:
-        return list(launches)
-    return [
-        each.model_copy(update={"cells": [c for c in each.cells if not _touches(c, out)]})
+        return spec, list(launches)
+    kept = [at for at in spec.load.points if at not in out]
+    if kept:
+        spec = spec.model_copy(update={"load": spec.load.model_copy(update={"points": kept})})
+    return spec, [
+        each.model_copy(
+            update={
+                "cells": [
+                    cell
+                    for cell in each.cells
+                    if out.isdisjoint({cell.profile.concurrency, cell.profile.high})
+                ]
+            }
+        )
         for each in launches
     ]
 
 
-def _touches(cell: Cell, points: set[int]) -> bool:
-    return cell.timed and not points.isdisjoint({cell.profile.concurrency, cell.profile.high})
-
-
-def answer(spec: Spec, points: Sequence[int], said: str) -> Gate:
+def answer(spec: Spec, points: Mapping[int, int], size: int) -> Gate:
     """Answer for load points that do not fit: left out, unless the bar or the load stands on them.
 
     Args:
         spec: The question as it was asked.
-        points: Load points that do not fit.
-        said: The same for people, with the cache's size.
+        points: Load points that do not fit, and the tokens of a request there.
+        size: Tokens that the smallest cache holds.
     """
+    listed = ", ".join(f"{at} in flight of {tokens} tokens" for at, tokens in points.items())
+    said = f"{listed} do not fit the smallest KV cache, {size} tokens"
     asked = {at for each in requirements(spec.bar) for at in each.at or []}
-    needed = sorted(asked.intersection(points))
+    needed = sorted(asked & points.keys())
     if needed:
-        return fails(GATE, "BeyondKvCache", f"{said}, and the bar names {_listed(needed)}")
-    if set(spec.load.points) <= set(points):
+        named = ", ".join(map(str, needed))
+        return fails(GATE, "BeyondKvCache", f"{said}, and the bar names {named}")
+    if points.keys() >= set(spec.load.points):
         return fails(GATE, "BeyondKvCache", f"{said}: no load point is left")
     return passes(GATE, f"{said}: left out", "PointsLeftOut")
-
-
-def _listed(points: Sequence[int]) -> str:
-    return ", ".join(map(str, points))

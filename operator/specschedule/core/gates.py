@@ -42,8 +42,7 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
     if not counted:
         return [unknown("launches", "NoLaunch", "no launch of any arm counts")]
     kv_cache = receipts.kv_cache(spec, counted)
-    beyond = capacity.beyond(spec, counted)
-    spec, counted = capacity.fitting(spec, beyond), capacity.without(counted, beyond)
+    spec, counted = capacity.narrowed(spec, counted)
     silent = without_speculation(server)
     drafting = [each for each in counted if each.arm not in silent]
     without = [each for each in counted if each.arm in silent]

@@ -77,8 +77,7 @@ def judge(
             without it the recommendation names the tokens only.
         serving: What the serving pods do, to be compared with the workload.
     """
-    beyond = capacity.beyond(spec, launches)
-    spec, launches = capacity.fitting(spec, beyond), capacity.without(launches, beyond)
+    spec, launches = capacity.narrowed(spec, launches)
     evidence = Evidence(spec, launches)
     noise = Noise(evidence)
     tried = [

@@ -114,7 +114,7 @@ def next_launches(
         run: Run id; with the seed it decides the coins.
         screens: Launches that a search took before; numbers go on after them.
     """
-    spec = capacity.fitting(spec, capacity.beyond(spec, done))
+    spec, _ = capacity.narrowed(spec, done)
     return _Walk(spec, arms, done, run, screens).next()
 
 

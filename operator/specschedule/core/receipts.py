@@ -238,12 +238,10 @@ def kv_cache(spec: Spec, counted: Sequence[Launch]) -> Gate:
     by_value, silent = _told(counted, lambda r: r.kv_cache_tokens)
     if silent:
         return unknown(gate, "NotRead", f"KV cache size could not be read from {', '.join(silent)}")
-    beyond = capacity.beyond(spec, counted)
     size = capacity.smallest(counted)
-    if beyond:
-        points = ", ".join(f"{at} in flight of {tokens} tokens" for at, tokens in beyond.items())
-        said = f"{points} do not fit the smallest KV cache, {size} tokens"
-        return capacity.answer(spec, list(beyond), said)
+    beyond = capacity.beyond(spec, size, counted)
+    if size is not None and beyond:
+        return capacity.answer(spec, beyond, size)
     if len(by_value) > 1:
         return passes(
             gate,

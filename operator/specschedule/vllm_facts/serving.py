@@ -113,11 +113,7 @@ def _fits(spec: Spec, receipt: Receipt) -> Gate:
     gate, size = capacity.GATE, receipt.kv_cache_tokens
     if size is None:
         return not_applicable(gate, "NotSeen", "the metrics do not tell the KV cache size")
-    length = spec.load.request_tokens
-    beyond = [at for at in spec.load.points if length is not None and at * length > size]
+    beyond = capacity.beyond(spec, size)
     if beyond:
-        said = (
-            f"load points {beyond} of {length} tokens a request do not fit the KV cache of {size}"
-        )
-        return capacity.answer(spec, beyond, f"{said} tokens")
+        return capacity.answer(spec, beyond, size)
     return passes(gate, f"the KV cache holds {size} tokens")
