@@ -575,3 +575,19 @@ def test_35_counters_are_summed_over_engines():
         'vllm:spec_decode_num_accepted_tokens_total{engine="1"} 0\n'
     )
     assert read_metrics(text).acceptance_length == 2.5
+
+
+def test_the_serving_kv_cache_tells_before_the_run_which_points_are_left_out(preflight):
+    def asked(tokens, **spec):
+        load = {"points": [1, 6, 16], "promptTokens": 256, "outputTokens": 128}
+        page = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{tokens // 16}"}} 1.0\n'
+        answer = preflight(specschedule(load=load, **spec), deployment(), metrics=page)
+        (found,) = [each for each in answer["gates"] if each["gate"] == "kvCache"]
+        return answer["accepted"], found["answer"], found["reason"], found["message"]
+
+    assert asked(16 * 384)[:3] == (True, "Pass", "Holds")
+    accepted, verdict, reason, said = asked(16 * 384 - 16)
+    assert (accepted, verdict, reason) == (True, "Pass", "PointsLeftOut")
+    assert said.startswith("16 in flight of 384 tokens do not fit")
+    bar = {"improve": [{"metric": "goodput", "by": "15%", "at": [16]}]}
+    assert asked(16 * 384 - 16, bar=bar)[:3] == (False, "Fail", "BeyondKvCache")
