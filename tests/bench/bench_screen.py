@@ -11,8 +11,6 @@ the launches' own by more than they differ from themselves. Takes up where it wa
 import argparse
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,18 +21,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from urllib.request import urlopen
 
 import yaml
 
-from specschedule.core.screening import every_k, fixed_arm
-from specschedule.engine import deliver, settings
-
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))
+
+from specschedule.core.screening import every_k, fixed_arm  # noqa: E402
+from specschedule.engine import deliver, settings  # noqa: E402
+from tests.booted import booted, free_port  # noqa: E402
+
 POINTS = (1, 4, 12)
 MOST = 4
 SEQUENCES = 16
-BOOT_SECONDS = 300.0
 ONE_BOOT_SECONDS = 600.0
 LEAST_TIE = 0.02
 """Differences below it are ties whatever two windows show."""
@@ -108,7 +107,7 @@ class Bench:
     @contextmanager
     def _serving(self, part: str) -> Iterator[tuple[str, dict[str, str]]]:
         port, page = free_port(), free_port()
-        environment = dict(os.environ)
+        variables: dict[str, str] = {}
         words: list[str] = []
         if part != "none":
             rows = every_k(MOST, SEQUENCES)
@@ -124,49 +123,14 @@ class Bench:
         if part == "probe":
             deliver.deliver(self.folder / "plugins")
             words.append("--scheduler-cls=specschedule.engine.probe.EitherProbeScheduler")
-            environment |= {
+            variables |= {
                 "PYTHONPATH": str(self.folder / "plugins"),
                 settings.SECRET: os.urandom(16).hex(),
                 settings.SCHEDULER_PORT: str(page),
             }
-        log = self.folder / f"{part}.log"
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "hack/vllm", "serve", "--port", str(port), "--", *words],
-                cwd=ROOT,
-                env=environment,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                wait(f"http://127.0.0.1:{port}", process, log)
-                yield f"http://127.0.0.1:{port}", environment | {"PYTHONPATH": ""}
-            finally:
-                process.terminate()
-                try:
-                    process.wait(timeout=20)
-                finally:
-                    os.killpg(process.pid, signal.SIGKILL)
-
-
-def wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Return once a server is healthy."""
-    give_up = time.monotonic() + BOOT_SECONDS
-    while time.monotonic() < give_up and process.poll() is None:
-        try:
-            with urlopen(f"{url}/health", timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except OSError:
-            time.sleep(0.5)
-    sys.exit(f"vLLM did not start; see {log}")
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+        command = [sys.executable, "hack/vllm", "serve", "--port", str(port), "--", *words]
+        with booted(command, port, self.folder / f"{part}.log", variables) as url:
+            yield url, {**os.environ, **variables, "PYTHONPATH": ""}
 
 
 def say(line: str) -> None:

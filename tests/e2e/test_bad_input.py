@@ -46,6 +46,10 @@ REFUSED = {
         {"bar": {"improve": [{"at": [9], "by": "15%"}]}},
         "names a load point that load.points lacks",
     ),
+    "answers longer than any model's": (
+        {"load": {"points": [8], "outputTokens": 24_000_000}},
+        "less than or equal to 1000000",
+    ),
     "a field that does not exist": ({"budget": {"gpuHours": 1}}, 'unknown field "spec.budget"'),
 }
 

@@ -9,11 +9,8 @@ import http.client
 import json
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +26,12 @@ from specschedule.core import inband
 from specschedule.core.schedule import effective
 from specschedule.engine import deliver, selftest, settings
 
+from ..booted import booted, free_port
+
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEDULED = Path(__file__).with_name("scheduled.py")
-BOOT_SECONDS = 300.0
 EVERY_K = [[1, 4, 4], [5, 8, 3], [9, 12, 2], [13, 14, 1], [15, 16, 0]]
 LIMITS = {"max_tokens": 4, "max_num_seqs": 16}
 SECRET = "only-this-launch"
@@ -77,14 +75,8 @@ def prompt(tokens: int, first: int = 1) -> list[int]:
     return [5 + (first + 7 * at) % 200 for at in range(tokens)]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextmanager
-def booted(
+def serving(
     engine: dict[str, Any], folder: Path, arguments: list[str], variables: dict[str, str]
 ) -> Iterator[Booted]:
     deliver.deliver(folder / "plugins")
@@ -97,43 +89,12 @@ def booted(
         "num_speculative_tokens": 4,
         "num_speculative_tokens_per_batch_size": EVERY_K,
     }
-    arguments = ["--speculative-config", json.dumps(speculative), *arguments]
-    environment = {name: str(value) for name, value in ports.items()} | variables
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "hack/vllm", "serve", "--port", str(port), "--", *arguments],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(folder / "plugins"), **environment},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            wait(port, process, folder / "log")
-            yield Booted(port, ports)
-        finally:
-            process.terminate()
-            try:
-                process.wait(timeout=20)
-            finally:
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + BOOT_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            time.sleep(0.5)
-        finally:
-            connection.close()
-    said = log.read_text(errors="replace").splitlines()
-    told = [line for line in said if "Error" in line] + said[-10:]
-    pytest.fail("vLLM did not start:\n" + "\n".join(told))
+    command = [sys.executable, "hack/vllm", "serve", "--port", str(port), "--"]
+    command += ["--speculative-config", json.dumps(speculative), *arguments]
+    variables = {name: str(value) for name, value in ports.items()} | variables
+    variables["PYTHONPATH"] = str(folder / "plugins")
+    with booted(command, port, folder / "log", variables):
+        yield Booted(port, ports)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +112,7 @@ def probe(engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> I
         settings.TPOT: "0.000001",
         "VLLM_SERVER_DEV_MODE": "1",
     }
-    with booted(engine, tmp_path_factory.mktemp("probe"), arguments, variables) as server:
+    with serving(engine, tmp_path_factory.mktemp("probe"), arguments, variables) as server:
         yield server
 
 
@@ -329,7 +290,7 @@ def by_context(
     (folder / "rows.json").write_text(json.dumps(BY_CONTEXT))
     arguments = ["--scheduler-cls=specschedule.engine.context.ContextScheduler"]
     variables = {settings.TABLE: str(folder / "rows.json")}
-    with booted(engine, folder, arguments, variables) as server:
+    with serving(engine, folder, arguments, variables) as server:
         yield server
 
 

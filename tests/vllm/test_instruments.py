@@ -5,17 +5,13 @@ the init container, to mount its folder and to start the server.
 """
 
 import json
-import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,11 +25,11 @@ from specschedule.vllm_facts.instruments import arm_arguments, observing
 from specschedule.wire import manifests
 from specschedule.wire.delivery import FOLDER, Delivery
 
+from ..booted import booted, free_port
 from ..wire.objects import plan, schedule, stored
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-BOOT_SECONDS = 300.0
 ROWS = [[1, 2, 2], [3, 6, 1], [7, 16, 0]]
 REQUESTS = 3
 GOOD = {"good": float(REQUESTS), "slow": 0.0, "failed": 0.0}
@@ -98,9 +94,7 @@ def launched(engine: dict[str, Any], port: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def ran(engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     folder = tmp_path_factory.mktemp("launch")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     spec = launched(engine, port)["spec"]
     (init,), (server,) = spec["initContainers"], spec["containers"]
 
@@ -110,17 +104,8 @@ def ran(engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ite
     # The python of our image is the one that runs here.
     subprocess.run([sys.executable, *map(mounted, init["command"][1:])], check=True)
     variables = {each["name"]: mounted(each["value"]) for each in server["env"]}
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*server["command"], *server["args"]],
-            env={**os.environ, **variables},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait(url, process, folder / "log")
+    command = [*server["command"], *server["args"]]
+    with booted(command, port, folder / "log", variables) as url:
         for _ in range(REQUESTS):
             complete(url)
         # The engine counts a request a moment after it has answered.
@@ -132,25 +117,6 @@ def ran(engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ite
         receipt, whole = engines.receipt(url, log_text=said, known={})
         assert whole
         yield Ran(receipt, said, page)
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def wait(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + BOOT_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.5)
-    said = log.read_text(errors="replace").splitlines()
-    told = [line for line in said if "Error" in line] + said[-10:]
-    pytest.fail("vLLM did not start:\n" + "\n".join(told))
 
 
 def complete(url: str) -> None:

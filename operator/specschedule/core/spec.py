@@ -27,6 +27,9 @@ Rows = Annotated[list[Row], Field(min_length=1, max_length=128)]
 """At most 128 rows: the API server compares each with each, within its budget for rules."""
 Points = Annotated[list[int], Field(min_length=1, max_length=16)]
 
+MAX_TOKENS = 1_000_000
+"""No prompt, answer or context is longer: a slip of the keyboard is refused at apply."""
+
 BASE_ARMS = ("incumbent", "twin", "none", "zero", "adaptive")
 """Arm names that are no candidate, static or constant arm."""
 
@@ -130,7 +133,7 @@ class SearchLimits(Value):
         | None
     ) = None
     """Requests in flight at which the number of tokens is chosen. load.points when left out."""
-    contexts: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=8)] = []
+    contexts: Annotated[list[Annotated[int, Field(ge=1, le=MAX_TOKENS)]], Field(max_length=8)] = []
     """Mean contexts of the workload, in tokens, where it may matter to the choice."""
 
 
@@ -186,11 +189,11 @@ class Load(Value):
     where the metric attainment is judged."""
     prompts: ConfigMapReference | None = None
     """Prompts to send. Synthetic ones of promptTokens tokens when left out."""
-    prompt_tokens: Annotated[int, Field(ge=1)] = 128
+    prompt_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 128
     """Length of synthetic prompts, in tokens."""
-    output_tokens: Annotated[int, Field(ge=2)] = 128
+    output_tokens: Annotated[int, Field(ge=2, le=MAX_TOKENS)] = 128
     """Output length of every request, in tokens."""
-    requests: Annotated[int, Field(ge=20)] = 20
+    requests: Annotated[int, Field(ge=20, le=100_000)] = 20
     """Finished requests that a window needs at least; windows are set by work, not by time."""
     sampling: Sampling = Sampling()
     """Sampling parameters, equal in all arms."""
@@ -281,9 +284,9 @@ class Experiment(Value):
 
     effort: Effort = Effort.STANDARD
     """Quick, Standard or Thorough: how many launches and which rule."""
-    static: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=16)] | None = None
+    static: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(max_length=16)] | None = None
     """Fixed numbers of speculative tokens to run as controls. By effort when left out."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of launch orders and prompts; the same seed gives the same plan."""
     parallelism: Annotated[int, Field(ge=1, le=16)] = 1
     """Arms under load at the same time. More than one needs as many free GPUs and separate

@@ -1,0 +1,93 @@
+"""A run that looks for its candidates itself: one pod that switches K, one without, then pairs."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from .place import INCUMBENT, MEASURED, NAME, QUESTION, Object, Place
+from .scenes import of, scene
+
+pytestmark = pytest.mark.e2e
+
+ROWS = "num_speculative_tokens_per_batch_size"
+MOST = 4
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A run with a search, up to the first launch of what it found."""
+
+    status: Object
+    trials: list[Object]
+    pods: dict[str, Object]
+    """Trial pods as they were created, by arm."""
+
+
+@scene(launches=4)
+def searched(place: Place) -> Searched:
+    place.serve(cpu=MEASURED)
+    with place.watching("pods") as pods:
+        place.ask(
+            candidates=None,
+            search={"maxTokens": MOST},
+            load={**QUESTION["load"], "points": [2, 8]},
+        )
+
+        def tested() -> bool:
+            return any(
+                trial["spec"]["arm"].startswith("candidate-")
+                and (trial.get("status") or {}).get("endedAt")
+                for trial in place.trials()
+            )
+
+        place.until("a launch of what was found is recorded", tested)
+        status, trials = place.status(), place.trials()
+        place.kubectl("delete", "specschedule", NAME)
+    labelled = [(p, p["metadata"]["labels"]) for p in pods.objects()]
+    by_arm = {
+        labels["specschedule.dev/arm"]: pod
+        for pod, labels in labelled
+        if labels.get("specschedule.dev/role") == "trial"
+    }
+    return Searched(status, trials, by_arm)
+
+
+@of(searched)
+def test_a_screen_is_two_pods_and_only_the_probe_carries_a_scheduler(played: Searched) -> None:
+    screens = [t["spec"]["arm"] for t in played.trials if t["spec"]["round"] == 0]
+    assert screens == ["probe", "none"]
+    arguments = {arm: pod["spec"]["containers"][0]["args"] for arm, pod in played.pods.items()}
+    with_scheduler = {arm for arm, said in arguments.items() if "--scheduler-cls" in str(said)}
+    assert with_scheduler == {"probe"}
+    assert "--speculative-config" not in arguments["none"]
+
+
+@of(searched)
+def test_the_pods_scheduler_switched_k_between_windows(played: Searched) -> None:
+    (probe,) = [t for t in played.trials if t["spec"]["arm"] == "probe"]
+    assert "void" not in probe["status"]
+    assert "failed" not in probe["status"]
+    counted = [c for c in probe["status"]["cells"] if "void" not in c and c.get("tokens")]
+    for cell in counted:
+        assert cell["draftTokens"] / cell["drafts"] == pytest.approx(cell["tokens"], rel=0.1)
+    assert len({cell["tokens"] for cell in counted}) >= 2, "in one boot"
+
+
+@of(searched)
+def test_what_was_found_is_tested_as_stock_vllm_serves_it(played: Searched) -> None:
+    found = played.status["proposals"]
+    assert (found["lead"], played.status.get("outcome")) == ("best", None)
+    best = next(each for each in found["proposed"] if each["name"] == "best")
+    rows = best["schedule"]
+    assert rows[0][2] > rows[-1][2], "in this world drafts pay when alone and cost at load"
+    (trial,) = [t for t in played.trials if t["spec"]["arm"] == "candidate-best"]
+    assert trial["spec"]["speculative"] == {
+        **INCUMBENT,
+        "num_speculative_tokens": best["maxTokens"],
+        ROWS: rows,
+    }
+    hold = [c for c in trial["status"]["cells"] if c["profile"]["kind"] == "hold"]
+    (at_8,) = [c for c in hold if c["profile"]["concurrency"] == 8]
+    (planned,) = {row[2] for row in rows if row[0] <= 8 <= row[1]}
+    drafted = at_8["draftTokens"] / at_8["drafts"] if at_8.get("drafts") else 0
+    assert drafted == pytest.approx(planned, rel=0.1, abs=0.05)
