@@ -46,6 +46,10 @@ class Metrics(Protocol):
         """
         ...
 
+    def unseen(self, url: str, *, run: str, launch: int, visit: int, at: float) -> str:
+        """Say why ``final_counts`` is empty: what was asked, and which series there are instead."""
+        ...
+
     def serving(self, url: str, *, namespace: str, pods: Sequence[str]) -> ServingRegime | None:
         """Return what serving pods did of late; None when nothing is known of them."""
         ...

@@ -54,6 +54,9 @@ class Counters:
         self.asked.append((run, launch, visit, at))
         return self.counts
 
+    def unseen(self, url: str, *, run: str, launch: int, visit: int, at: float) -> str:
+        return "query returned no series"
+
     def serving(self, url: str, *, namespace: str, pods: Sequence[str]) -> ServingRegime | None:
         self.looked_at.append((namespace, list(pods)))
         return self.regime

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
@@ -201,6 +201,37 @@ def test_an_answer_reads_as(case: str) -> None:
         assert counts(url) == expected
 
 
+QUERY = 'specschedule_requests_total{run="7f3a",launch="5",visit="1"}'
+UNSEEN: dict[str, tuple[Answer, str]] = {
+    "nothing was scraped": (vector(), "; no series has that name at all"),
+    "a scrape renamed the labels": (
+        vector(
+            ({"__name__": "specschedule_requests_total", "exported_run": "7f3a", "pod": "x"}, "5")
+        ),
+        "; a series of that name has the labels exported_run, pod",
+    ),
+    "it cannot be asked any more": (body(503, "Service Unavailable"), ""),
+    "an answer of something else": (body(200, '{"data":{"result":[{}]}}'), ""),
+}
+
+
+@pytest.mark.parametrize("case", UNSEEN)
+def test_where_no_series_is_found_the_query_and_the_labels_there_are_are_told(case: str) -> None:
+    other, more = UNSEEN[case]
+    asked: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        (query,) = parse_qs(urlsplit(handler.path).query)["query"]
+        asked.append(query)
+        (vector() if query == QUERY else other)(handler)
+
+    with served(answer) as url:
+        assert counts(url) == {}
+        said = PrometheusMetrics(seconds=0.5).unseen(url, run="7f3a", launch=5, visit=1, at=1.0)
+    assert said == f"query returned no series: {QUERY}{more}"
+    assert asked == [QUERY, "topk(1, specschedule_requests_total)"]
+
+
 def test_a_value_that_is_no_number_is_no_answer() -> None:
     with served(vector(series("a", "good", "many"))) as url:
         assert counts(url) is None
@@ -282,6 +313,25 @@ def test_the_real_server_gives_exactly_the_counters_of_one_visit(
         assert now(3) == {}
         before = metrics.final_counts(url, run="7f3a", launch=5, visit=1, at=time.time() - 3600)
         assert before == {}
+
+
+def test_a_window_shorter_than_a_scrape_loses_no_count_for_it(
+    prometheus: Callable[[str], str],
+) -> None:
+    """A rate or an increase over such a window is empty (prometheus 2052); a counter is not.
+
+    What was counted before the first scrape is in its first value.
+    """
+    metrics = PrometheusMetrics()
+    with served(exposed) as target:
+        url = prometheus(target)
+        asked = {"run": "7f3a", "launch": 5, "visit": 1}
+        until(lambda: bool(metrics.final_counts(url, **asked, at=time.time())))
+        query = 'increase(specschedule_requests_total{cell="a",run="7f3a",visit="1"}[100ms])'
+        with urllib.request.urlopen(f"{url}/api/v1/query?{urlencode({'query': query})}") as told:
+            assert json.load(told)["data"]["result"] == []
+        counted = metrics.final_counts(url, **asked, at=time.time())
+    assert counted == {"a": {"good": 18, "slow": 2, "failed": 0}}
 
 
 def test_the_counters_of_a_process_that_is_gone_are_still_read(

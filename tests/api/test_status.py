@@ -8,8 +8,9 @@ from pydantic import ValidationError
 from specschedule.api.status import status_of
 from specschedule.core.decision import Report
 from specschedule.core.observed import Promotion, ScheduleFacts
-from specschedule.core.spec import Spec
+from specschedule.core.spec import Metric, Spec
 from specschedule.core.target import Unreadable
+from specschedule.core.verdict import Judgement, Watched
 
 SPEC = Spec.model_validate(
     {
@@ -81,6 +82,25 @@ def test_what_a_report_leaves_out_about_the_same_run_stays() -> None:
     assert after["reason"] == "RolledOut"
     for field in ("arms", "promotion", "recommendation"):
         assert after[field] == before[field]
+
+
+def test_nothing_of_an_earlier_judgement_stays_beside_a_later_one() -> None:
+    watched = Watched(
+        candidate="card",
+        metric=Metric.GOODPUT,
+        at=1,
+        change=-0.04,
+        pairs=[-0.03, -0.05],
+        spread=0.06,
+        message="goodput at 1: -4.0%",
+    )
+    first = Judgement(outcome="Inconclusive", reason="NotShown", message="m", watch=[watched])
+    before = status_of(report(judgement=first), facts(), NOW)
+    assert [item["at"] for item in before["watch"]] == [1]
+    held = status_of(report(), facts(before), NOW)
+    assert held["watch"] == before["watch"]
+    later = first.model_copy(update={"watch": []})
+    assert "watch" not in status_of(report(judgement=later), facts(held), NOW)
 
 
 def test_nothing_of_another_run_stays_but_its_history() -> None:

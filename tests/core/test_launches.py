@@ -19,7 +19,7 @@ from specschedule.core.observed import (
     VisitFacts,
 )
 from specschedule.core.spec import Slo
-from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Window
+from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed, Window
 
 UP = MetricsFacts(url="http://p", available=True)
 DOWN = MetricsFacts(url="http://p", available=False, message="connection refused")
@@ -118,6 +118,23 @@ def test_a_steady_window_in_which_the_engine_compiled_is_measured_again(claim):
     assert bool(found.actions) == (compiled_at is not None)
 
 
+HELD = {
+    "nearly all the time": ({"inFlightExact": 0.95}, "Recording"),
+    "too short a time": ({"inFlightExact": 0.6, "failed": 0, "completed": 22}, "VisitAgain"),
+    "too short a time, but requests failed": ({"inFlightExact": 0.6}, "Recording"),
+    "a time that nobody kept": ({}, "Recording"),
+}
+
+
+@pytest.mark.parametrize("claim", HELD)
+def test_a_window_that_did_not_hold_its_load_is_measured_again(claim):
+    cell, waiting = HELD[claim]
+    found = done([], **cell)
+    assert found.waiting == waiting
+    if waiting == "VisitAgain":
+        assert "8 requests were in flight only 60% of the time" in found.message
+
+
 def test_the_start_is_recorded_so_that_a_pod_deleted_later_is_known_to_have_existed():
     recorded = step(trial(pod("Pending")))
     (record,) = recorded.actions
@@ -208,6 +225,17 @@ def test_cells_are_recorded_as_they_close_and_only_when_there_are_new_ones():
     assert again.actions == []
 
 
+def test_the_warm_up_is_recorded_apart_from_what_counts():
+    warmed = Warmed(seconds=41.5, steady=False)
+    running = visit("Running", [warmed, CellClosed(cell=CELL)])
+    so_far = step(trial(pod(), running, started_at=STARTED, visits=1)).actions[0].status
+    ended = visit("Succeeded", [warmed, CellClosed(cell=CELL), VisitEnded(scraped_at=[1.0])])
+    over = step(trial(pod(), ended, COUNTED, started_at=STARTED, visits=1)).actions[0].status
+    for status in (so_far, over):
+        assert (status.warm_up_seconds, status.warm_up_steady) == (41.5, False)
+        assert status.cells == [CELL]
+
+
 def test_an_ended_visit_is_recorded_before_anything_is_deleted():
     ended = visit("Succeeded", [CellClosed(cell=CELL), VisitEnded(scraped_at=[1.0])])
     record, *deletes = step(trial(pod(), ended, COUNTED, started_at=STARTED, visits=1)).actions
@@ -252,7 +280,11 @@ def test_a_window_that_must_not_count_is_measured_again_and_at_last_voids_the_la
 
 COUNTS = {
     "equal counters agree": (COUNTED, AGREES),
-    "a cell that Prometheus never saw": ({}, "cell r1-hold8: Prometheus has no counters of it"),
+    "a cell that Prometheus never saw": (
+        {},
+        "cell r1-hold8: Prometheus has no counters of it; 0 of 1 windows have series: "
+        'query returned no series: specschedule_requests_total{run="run1"}',
+    ),
     "one good request more": (
         {"r1-hold8": {"good": 21.0, "slow": 1.0, "failed": 1.0}},
         "cell r1-hold8: the record has 20 good requests, Prometheus 21.0",
@@ -267,7 +299,8 @@ COUNTS = {
 @pytest.mark.parametrize("claim", COUNTS)
 def test_counters_and_records(claim):
     scraped, want = COUNTS[claim]
-    assert check_counts([CELL], scraped) == want
+    unseen = 'query returned no series: specschedule_requests_total{run="run1"}'
+    assert check_counts([CELL], scraped, unseen) == want
 
 
 MISSED = {

@@ -168,3 +168,32 @@ def test_places_that_are_alike_disturb_nothing_and_a_gain_is_no_place() -> None:
     assert in_places("AABBA", place_effect=0.0).outcome == "Promoted"
     never_changed = in_places("AAAAA", place_effect=0.0)
     assert "PlaceNotBalanced" in {note.reason for note in never_changed.notes}
+
+
+TESTED = {
+    "Quick: three pairs": ("Quick", 3, True),
+    "Standard, as early as it may end": ("Standard", 5, True),
+    "Standard, before the sixth relaunch": ("Standard", 6, True),
+    "Standard, from the sixth relaunch on": ("Standard", 7, False),
+}
+
+
+@pytest.mark.parametrize("claim", TESTED)
+def test_a_bench_that_so_few_relaunches_cannot_test_is_said_to_be_untested(claim: str) -> None:
+    effort, rounds, said = TESTED[claim]
+
+    def judged(drift: float) -> Judgement:
+        run = empty(effort)
+        for number in range(1, rounds + 1):
+            both = [("incumbent", 1000.0), ("candidate-card", 1200.0)]
+            for arm, level in both if number % 2 else both[::-1]:
+                grown = level * (1 + drift) ** len(run.launches)
+                run.add(arm, number, [cell(8, grown)])
+        return run.judge()
+
+    found = [n.message for n in judged(0.0).notes if n.reason == "BenchNotTested"]
+    assert len(found) == said
+    quick = [message for message in found if "effort Quick never has so many" in message]
+    assert len(quick) == (effort == "Quick")
+    # The number is where the check begins to see: here a bench that drifts by 5 % a launch.
+    assert (judged(0.05).verdicts[0].reason == "BenchBroken") == (not said)

@@ -1,8 +1,11 @@
 """Controls that are simpler and better win; the tax is taken apart by band."""
 
+from typing import Any
+
 import pytest
 
 from specschedule.core.judge import Judgement
+from specschedule.core.spec import Metric
 
 from .recorded import Run, cell, spec_of
 
@@ -114,19 +117,27 @@ def taxed() -> Judgement:
                 cell(8, at_8 * scale, tokens=tokens[1]),
             ]
             if arm == "candidate-card":
-                for number_of_pass, level in ((1, 30.0), (2, 60.0)):
-                    profile = {
-                        "kind": "crossing",
-                        "low": 4,
-                        "high": 8,
-                        "boundary": 4,
-                        "periodSeconds": 5,
-                        "pass": number_of_pass,
-                    }
-                    crossing = cell(4, level * scale, profile=profile)
-                    cells.append(crossing | {"cell": f"cross4-p{number_of_pass}"})
+                first, later = (
+                    crossing(number_of_pass, level * scale)
+                    for number_of_pass, level in ((1, 30.0), (2, 60.0))
+                )
+                cells = [first, *cells, later]
             run.add(arm, number, cells)
     return run.judge()
+
+
+def crossing(number_of_pass: int, goodput: float | None = None, **more: Any) -> dict[str, Any]:
+    """A window across the boundary between 4 and 8 in flight."""
+    profile = {
+        "kind": "crossing",
+        "low": 4,
+        "high": 8,
+        "boundary": 4,
+        "periodSeconds": 5,
+        "pass": number_of_pass,
+    }
+    name = f"cross4-p{number_of_pass}"
+    return cell(4, goodput, profile=profile, **more) | {"cell": name}
 
 
 @pytest.mark.parametrize(
@@ -150,6 +161,135 @@ def test_each_part_of_the_tax_has_its_number_and_interval(
     assert row.low is not None
     assert row.high is not None
     assert row.low - 1e-9 <= row.change <= row.high + 1e-9
+
+
+def by_tokens(at: int, rate: float, goodput: float = 0.0) -> dict[str, Any]:
+    return cell(at, goodput, outputTokens=round(rate * 100), tokens=3 if at <= 4 else 1)
+
+
+def crossed(*rates: float, swing: tuple[float, float] = (1.0, 1.0)) -> Judgement:
+    """A sound schedule in three rounds, with the tokens/s of its window across the boundary.
+
+    An open loop across it attains the share ``swing`` tells of incumbent and candidate.
+    """
+    spec = spec_of(
+        schedule=((1, 4, 3), (5, 64, 1)),
+        points=(4, 8),
+        improve=[{"metric": "throughput", "at": [8], "by": "5%"}],
+    )
+    run = Run(spec)
+    profile = {"kind": "open", "requestsPerSecond": 1, "peakRequestsPerSecond": 8}
+    for number, rate in enumerate(rates, start=1):
+        for arm, gain, attained in zip(
+            ("incumbent", "candidate-card"), (1.0, 1.2), swing, strict=True
+        ):
+            opened = cell(8, attained * 100, profile=profile, offered=10_000, completed=10_000)
+            opened |= {"cell": "swing", "outputTokens": 1000}
+            cells = [by_tokens(4, 100 * gain), by_tokens(8, 200 * gain), opened]
+            if arm == "candidate-card":
+                cells.append(crossing(2, 0.0, outputTokens=round(rate * 100)))
+            run.add(arm, number, cells)
+    return run.judge()
+
+
+def stalls(answer: Judgement) -> list[str]:
+    return [note.message for note in answer.notes if note.reason == "CrossingsStall"]
+
+
+def test_a_tax_is_told_by_tokens_where_no_request_was_good() -> None:
+    spec = spec_of(points=(8,), improve=AT_8)
+    run = Run(spec)
+    for number in (1, 2):
+        run.add("incumbent", number, [by_tokens(8, 100.0, goodput=5.0)])
+        run.add("candidate-card", number, [by_tokens(8, 90.0)])
+        run.add("none", number, [by_tokens(8, 120.0)])
+    (row,) = [tax for tax in run.judge().tax if tax.what == "fromNone"]
+    assert (row.metric, row.count) == (Metric.THROUGHPUT, 2)
+    assert row.change == pytest.approx(90 / 120 - 1)
+
+
+def test_a_crossing_at_which_everything_stands_still_is_a_cost_of_all() -> None:
+    (row,) = [tax for tax in crossed(0.0, 0.0, 0.0).tax if tax.what == "crossing"]
+    assert (row.change, row.count, row.low) == (-1.0, 3, None)
+    assert "3 of them at a standstill" in row.message
+
+
+def test_one_standstill_of_three_is_counted_and_not_all_that_is_said() -> None:
+    (row,) = [tax for tax in crossed(180.0, 0.0, 180.0).tax if tax.what == "crossing"]
+    assert row.change == pytest.approx(-1 / 3)
+    assert "1 of them at a standstill" in row.message
+
+
+SOUND = {
+    "crossings as fast as both sides": ((180.0,) * 3, (1.0, 1.0), False),
+    "only crossings stall": ((100.0, 102.0, 98.0), (1.0, 1.0), True),
+    "they stand still": ((0.0,) * 3, (1.0, 1.0), True),
+    "and the open loop across the boundary suffers for it": ((100.0,) * 3, (1.0, 0.5), True),
+    "one slow crossing among good ones": ((100.0, 180.0, 182.0), (1.0, 1.0), False),
+}
+
+
+@pytest.mark.parametrize("claim", SOUND)
+def test_fewer_bands_are_advised_where_only_crossings_stall(claim: str) -> None:
+    rates, swing, advised = SOUND[claim]
+    answer = crossed(*rates, swing=swing)
+    assert bool(stalls(answer)) == advised, claim
+    assert all("use fewer bands" in message for message in stalls(answer))
+    lost = [bar.at for bar in answer.verdicts[0].bars if bar.answer == "Lost"]
+    assert lost == ([None] if swing[1] < 1 else [])
+
+
+def test_where_a_band_itself_is_lost_its_crossings_are_not_blamed() -> None:
+    spec = spec_of(schedule=((1, 4, 3), (5, 64, 1)), points=(4, 8), improve=AT_8)
+    run = Run(spec)
+    for number in (1, 2, 3):
+        run.add("incumbent", number, [by_tokens(4, 100.0, 1.0), by_tokens(8, 200.0, 2.0)])
+        held = [by_tokens(4, 100.0, 1.0), by_tokens(8, 100.0, 1.0)]
+        run.add("candidate-card", number, [*held, crossing(2, 0.0, outputTokens=5000)])
+    answer = run.judge()
+    assert answer.verdicts[0].verdict == "Worse"
+    assert stalls(answer) == []
+
+
+FIRSTS = {
+    "before any other window": ([], True),
+    "after a load at the boundary, not above it": ([cell(4, 50.0)], True),
+    "after a load above the boundary": ([cell(8, 80.0)], False),
+    "after another pass across it": ([crossing(2, 60.0)], False),
+    "after outputs were compared above it": (
+        [cell(4, 1.0, profile={"kind": "equivalence", "steps": [[8, 12]]})], False,
+    ),
+    "after an open loop, which may have gone anywhere": (
+        [cell(4, 50.0, profile={"kind": "open", "requestsPerSecond": 1})], False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", FIRSTS)
+def test_a_first_pass_is_one_only_while_the_launch_was_never_above_the_boundary(claim: str) -> None:
+    before, first = FIRSTS[claim]
+    run = Run(spec_of(schedule=((1, 4, 3), (5, 64, 1)), points=(4, 8), improve=AT_8))
+    held = [cell(4, 50.0), cell(8, 80.0)]
+    run.add("incumbent", 1, held)
+    run.add("candidate-card", 1, [*before, crossing(1, 30.0), *held])
+    assert ("firstPass" in {row.what for row in run.judge().tax}) == first
+
+
+def test_a_second_visit_to_a_launch_has_no_first_pass() -> None:
+    run = Run(spec_of(schedule=((1, 4, 3), (5, 64, 1)), points=(4, 8), improve=AT_8))
+    held = [cell(4, 50.0), cell(8, 80.0)]
+    run.add("incumbent", 1, held)
+    run.add("candidate-card", 1, [crossing(1, 30.0, visit=2), *held])
+    assert run.judge().tax == []
+
+
+def test_a_tax_of_arms_launched_once_says_that_it_has_no_interval() -> None:
+    run = Run(spec_of(points=(1,), improve=[{"by": "15%"}]))
+    for arm, level in (("incumbent", 100.0), ("candidate-card", 92.0), ("constant-5", 90.0)):
+        run.add(arm, 1, [cell(1, level, tokens=5)])
+    (row,) = run.judge().tax
+    assert (row.count, row.low, row.high) == (1, None, None)
+    assert "(n = 1, no interval)" in row.message
 
 
 def test_windows_whose_k_varies_are_no_evidence_for_a_band() -> None:

@@ -212,6 +212,37 @@ def test_a_protected_decode_rate_leaves_goodput_protected_at_that_point() -> Non
     assert "goodput at 1" in verdict.message
 
 
+@pytest.mark.parametrize(
+    ("schedule", "bands"),
+    [
+        (((1, 2, 5), (3, 16, 1)), []),
+        (((1, 2, 5), (3, 6, 2), (7, 16, 1)), ["3-6, K=2"]),
+        (((1, 8, 5), (9, 16, 1), (17, 64, 0)), ["9-16, K=1", "17-64, K=0"]),
+        (((1, 4, 1, 512, 3), (1, 4, 513, 9999, 5), (5, 6, 1, 512, 1), (5, 6, 513, 9999, 2),
+          (7, 8, 1, 512, 0), (7, 8, 513, 9999, 1)), ["5-6, K=1 or 2"]),
+    ],
+    ids=["each band has a point", "one has none", "those above all points", "by context too"],
+)  # fmt: skip
+def test_a_band_without_a_load_point_is_said_to_be_untold(
+    schedule: tuple[tuple[int, ...], ...], bands: list[str]
+) -> None:
+    run = Run(spec_of(schedule=schedule, points=(1, 8), improve=AT_8))
+    run.pairs([({1: 100.0, 8: 100.0}, {1: 100.0, 8: 130.0})] * 3)
+    said = [note.message for note in run.judge().notes if note.reason == "BandNotHeld"]
+    assert len(said) == len(bands)
+    assert all(f"its band {band}:" in text for band, text in zip(bands, said, strict=True))
+
+
+def test_a_window_that_did_not_hold_its_load_does_not_count() -> None:
+    run = Run(spec_of(points=(8,), improve=AT_8))
+    for number in (1, 2, 3):
+        run.add("incumbent", number, [cell(8, 100.0)])
+        run.add("candidate-card", number, [cell(8, 130.0, inFlightExact=0.6)])
+    answer = run.judge()
+    assert (answer.outcome, answer.reason) == ("Inconclusive", "TooFewPairs")
+    assert "8 requests were in flight only 60% of the time" in answer.message
+
+
 def test_windows_whose_counts_contradict_each_other_do_not_count() -> None:
     for claim in ({"good": 101}, {"failed": 1}):
         counts = {"offered": 100, "completed": 100, "good": 90, **claim}

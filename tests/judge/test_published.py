@@ -1,10 +1,15 @@
 """What others measured and published, and what must be said of it."""
 
+from itertools import permutations
+
 import pytest
 
+from specschedule.core.arms import arms
+from specschedule.core.bands import band_of
 from specschedule.core.compare import acceptance_length
 from specschedule.core.evidence import Cell
 from specschedule.core.judge import Judgement
+from specschedule.core.target import ServerFacts
 
 from .recorded import Run, cell, spec_of
 
@@ -77,15 +82,38 @@ BATCH_ONLY = (1875.6, 1453.5, 1416.6, 1232.8)
 TWO_D = (1890.7, 1874.6, 1848.2, 1680.4)
 
 
-def table_48944(candidate: tuple[float, ...], incumbent: tuple[float, ...]) -> Run:
+BATCH_ROWS = ((1, 64, 3), (65, 128, 1), (129, 512, 0))
+TWO_D_ROWS = (
+    (1, 64, 1, 768, 3),
+    (1, 64, 769, 32768, 3),
+    (65, 128, 1, 768, 1),
+    (65, 128, 769, 32768, 1),
+    (129, 512, 1, 768, 0),
+    (129, 512, 769, 32768, 3),
+)
+"""The tier of 129 to 512 is printed; those of the batch-only schedule stand in for the others."""
+
+SERVED = {
+    NO_SPEC: (0,) * 4,
+    STATIC_3: (3,) * 4,
+    BATCH_ONLY: (0,) * 4,
+    TWO_D: (0, 3, 3, 3),
+}
+"""K at 256 in flight, by context."""
+
+
+def table_48944(
+    candidate: tuple[float, ...],
+    incumbent: tuple[float, ...],
+    rows: tuple[tuple[int, ...], ...] = BATCH_ROWS,
+) -> Run:
     """vLLM 48944 at 256 in flight: both position-balanced trials at the printed means."""
     spec = spec_of(
-        schedule=((1, 64, 3), (65, 128, 1), (129, 512, 0)),
+        schedule=rows,
         points=(256,),
         improve=[{"metric": "throughput", "at": [256], "by": "5%"}],
     )
     run = Run(spec)
-    tokens = {"candidate-card": 0, "none": 0, "static-3": 3, "incumbent": 3}
     arms = {
         "candidate-card": candidate,
         "none": NO_SPEC,
@@ -94,15 +122,32 @@ def table_48944(candidate: tuple[float, ...], incumbent: tuple[float, ...]) -> R
     }
     for number, order in ((1, list(arms)), (2, list(arms)[::-1])):
         for arm in order:
+            rates = arms[arm]
+            more = {}
+            if arm == "incumbent" and rates == BATCH_ONLY:
+                more["schedule"] = [list(row) for row in BATCH_ROWS]
             run.add(
                 arm,
                 number,
                 [
-                    cell((256, ctx), outputTokens=round(rate * 100), tokens=tokens[arm])
-                    for ctx, rate in zip(CONTEXTS, arms[arm], strict=True)
+                    cell((256, ctx), outputTokens=round(rate * 100), tokens=tokens)
+                    for ctx, rate, tokens in zip(CONTEXTS, rates, SERVED[rates], strict=True)
                 ],
+                **more,
             )
     return run
+
+
+@pytest.mark.parametrize(
+    ("rows", "served"),
+    [(BATCH_ROWS, BATCH_ONLY), (TWO_D_ROWS, TWO_D)],
+    ids=["batch only", "two axes"],
+)
+def test_the_tokens_of_48944_are_what_the_rows_say(
+    rows: tuple[tuple[int, ...], ...], served: tuple[float, ...]
+) -> None:
+    bands = [band_of(rows, 256, context) for context in CONTEXTS]
+    assert tuple(band.tokens for band in bands if band) == SERVED[served]
 
 
 @pytest.mark.parametrize("incumbent", [NO_SPEC, STATIC_3], ids=["none serves", "K=3 serves"])
@@ -130,13 +175,27 @@ def test_the_batch_only_schedule_pays_the_published_tax_against_none() -> None:
 
 
 def test_the_two_d_schedule_is_not_promoted_over_the_better_control() -> None:
-    answer = table_48944(TWO_D, BATCH_ONLY).judge(speculative={"num_speculative_tokens": 3})
+    run = table_48944(TWO_D, BATCH_ONLY, TWO_D_ROWS)
+    answer = run.judge(speculative={"num_speculative_tokens": 3})
     assert answer.outcome == "NotPromoted"
     assert answer.reason == "ControlBeatsCandidate"
     assert answer.recommendation.startswith("none: remove --speculative-config")
     controls = {control.arm: control for control in answer.verdicts[0].controls}
     assert controls["none"].beats
     assert controls["none"].count == 2
+    bands = {bar.context: bar.band for bar in answer.verdicts[0].bars if bar.context}
+    assert bands == dict(zip(CONTEXTS, ["129-512, K=0"] + ["129-512, K=3"] * 3, strict=True))
+
+
+def test_the_two_d_schedule_pays_for_k0_at_short_contexts_only() -> None:
+    taxes = table_48944(TWO_D, BATCH_ONLY, TWO_D_ROWS).judge().tax
+    from_none = [(tax.tokens, tax.change) for tax in taxes if tax.what == "fromNone"]
+    assert [tokens for tokens, _ in from_none] == [0, 3, 3, 3]
+    assert [change for _, change in from_none] == pytest.approx(
+        [-0.303, -0.057, 0.018, 0.094], abs=5e-4
+    )
+    # What a free K=0 would return: 1890.7 to 2711.7 tokens/s.
+    assert [round(tax.change, 2) for tax in taxes if tax.what == "freeZero"] == [0.43]
 
 
 def test_the_collapse_of_49548_names_its_band_and_is_not_averaged_away() -> None:
@@ -201,43 +260,106 @@ def test_five_alternating_repeats_around_zero_are_inconclusive(effort: str) -> N
 
 AGGREGATORS = ("median", "mean", "max")
 SCENARIOS = {
-    "s0": (2000, (144.0, 145.3, 150.8), (2, 2, 2)),
-    "s1": (575, (159.6, 262.5, 149.8), (None, 2, 2)),
-    "s2": (2075, (138.3, 113.2, 99.8), (4, 2, 2)),
-    "s3": (4050, (88.8, 127.7, 91.1), (2, 2, 2)),
+    "s0": (144.0, 145.3, 150.8),
+    "s1": (159.6, 262.5, 149.8),
+    "s2": (138.3, 113.2, 99.8),
+    "s3": (88.8, 127.7, 91.1),
 }
-"""Tokens/s by aggregator and the K each selects; S1's median crosses a boundary: its K varies."""
+"""Tokens/s by aggregator."""
+REQUESTS = {
+    "s0": (2000, 2000, 2000, 2000),
+    "s1": (500, 500, 500, 800),
+    "s2": (100, 100, 100, 8000),
+    "s3": (100, 100, 8000, 8000),
+}
+"""Contexts of the four requests as they begin to decode."""
+OUTPUT_TOKENS = 256
+"""Not printed; any answer of 13 to 412 tokens tells the same."""
+BY_CONTEXT = ((1, 32, 1, 512, 4), (1, 32, 513, 32768, 2))
 
 
-def test_no_aggregator_wins_where_two_of_four_scenarios_are_controls() -> None:
+def selected(aggregator: str, contexts: tuple[int, ...]) -> int | None:
+    """Return the K that the engine's table holds all the time; None where it varies."""
+    represented = {
+        "median": sorted(contexts)[len(contexts) // 2],
+        "mean": sum(contexts) // len(contexts),
+        "max": max(contexts),
+    }[aggregator]
+    spec = spec_of(schedule=BY_CONTEXT, points=(4,), improve=[{"by": "5%"}])
+    server = ServerFacts(
+        container="server", max_num_seqs=32, speculative={"num_speculative_tokens": 4}
+    )
+    arm = next(arm for arm in arms(spec, server) if arm.name == "candidate-card")
+    return arm.tokens(4, (represented, represented + OUTPUT_TOKENS))
+
+
+def test_two_of_four_scenarios_select_one_k_and_the_median_of_another_holds_none() -> None:
+    found = {
+        name: tuple(selected(aggregator, contexts) for aggregator in AGGREGATORS)
+        for name, contexts in REQUESTS.items()
+    }
+    assert found == {"s0": (2, 2, 2), "s1": (None, 2, 2), "s2": (4, 2, 2), "s3": (2, 2, 2)}
+
+
+def aggregators(serving: str, candidate: str) -> Judgement:
+    """The four scenarios as categories, each aggregator launched twice in balanced order."""
     spec = spec_of(
-        schedule=((1, 32, 1, 512, 4), (1, 32, 513, 32768, 2)),
+        schedule=BY_CONTEXT,
         points=(4,),
         improve=[
             {"metric": "throughput", "at": [4], "by": "5%", "category": name} for name in SCENARIOS
         ],
     )
     run = Run(spec)
-    for number, order in ((1, (0, 1, 2)), (2, (2, 1, 0))):
+    for number, order in ((1, AGGREGATORS), (2, AGGREGATORS[::-1])):
         for which in order:
-            cells = [
-                cell(
-                    (4, name),
-                    outputTokens=round(rates[which] * 100),
-                    **({"tokens": tokens[which]} if tokens[which] is not None else {}),
-                )
-                for name, (_, rates, tokens) in SCENARIOS.items()
-            ]
-            arm = ("incumbent", "candidate-card", "candidate-max")[which]
+            cells = []
+            for name, rates in SCENARIOS.items():
+                tokens = selected(which, REQUESTS[name])
+                rate = rates[AGGREGATORS.index(which)]
+                known = {} if tokens is None else {"tokens": tokens}
+                cells.append(cell((4, name), outputTokens=round(rate * 100), **known))
+            arm = {serving: "incumbent", candidate: "candidate-card"}.get(which, "candidate-third")
             run.add(arm, number, cells, schedule=spec.candidates[0].schedule)
-    answer = run.judge()
+    return run.judge()
+
+
+@pytest.mark.parametrize(("serving", "candidate"), list(permutations(AGGREGATORS, 2)))
+def test_no_aggregator_wins_where_two_of_four_scenarios_are_controls(
+    serving: str, candidate: str
+) -> None:
+    answer = aggregators(serving, candidate)
+    assert answer.outcome == "NotPromoted"
     bars = {bar.category: bar for bar in answer.verdicts[0].bars if bar.category}
-    assert answer.outcome != "Promoted"
+    assert all(bar.answer != "Met" for bar in bars.values())
     for control in ("s0", "s3"):
-        assert bars[control].answer != "Met"
-    assert bars["s3"].reason == "SameConfiguration"
-    assert bars["s3"].floor == pytest.approx(127.7 / 88.8 - 1, abs=1e-3)
-    assert bars["s0"].floor == pytest.approx(150.8 / 145.3 - 1, abs=1e-3)
+        if (bars[control].change or 0.0) > 0:
+            assert bars[control].reason == "SameConfiguration"
+
+
+def test_the_gains_of_s1_and_s2_are_no_larger_than_what_equal_configurations_show() -> None:
+    """Mean and max select one K in both, and differ by 75 % and 13 %: the table's own noise."""
+    found = {
+        (candidate, bar.category): (bar.reason, bar.change, bar.floor)
+        for serving, candidate in (("median", "mean"), ("mean", "median"))
+        for bar in aggregators(serving, candidate).verdicts[0].bars
+        if (bar.change or 0.0) > 0 and bar.category in ("s1", "s2")
+    }
+    noise = {"s1": 262.5 / 149.8 - 1, "s2": 113.2 / 99.8 - 1}
+    assert found == {
+        ("mean", "s1"): (
+            "BelowNoiseFloor",
+            pytest.approx(262.5 / 159.6 - 1),
+            pytest.approx(noise["s1"]),
+        ),
+        ("median", "s2"): (
+            "BelowNoiseFloor",
+            pytest.approx(138.3 / 113.2 - 1),
+            pytest.approx(noise["s2"]),
+        ),
+    }
+    third = {bar.category: bar.reason for bar in aggregators("max", "mean").verdicts[0].bars}
+    assert third["s1"] == third["s2"] == "SameConfiguration"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from specschedule.core.budget import Cost, budget_left, cost
 from specschedule.core.evidence import Cell, Launch, Profile, Receipt
 from specschedule.core.spec import Spec
 from specschedule.core.target import ServerFacts
+from specschedule.core.visit import Window
 from specschedule.core.windows import swing, windows
 from specschedule.load.arrivals import draw
 from specschedule.sim.engine import Engine, Request
@@ -94,14 +96,32 @@ def test_orders_and_prompts_change_from_round_to_round_and_repeat_by_seed() -> N
 
 def test_standard_crosses_each_boundary_both_ways_first_pass_apart() -> None:
     spec = spec_of(effort="Standard")
+
+    def crossings(found: list[Window]) -> list[tuple[int, ...]]:
+        profiles = [w.profile for w in found if w.profile.kind == "crossing"]
+        return [(p.low, p.boundary, p.high, p.pass_) for p in profiles]
+
     found = windows(spec, arm_of(spec, "candidate-card"), round=1, first=True)
-    crossings = [w.profile for w in found if w.profile.kind == "crossing"]
-    assert [(p.low, p.boundary, p.high, p.pass_) for p in crossings] == [
-        (1, 2, 8, 1),
-        (1, 2, 8, 2),
-    ]
+    assert crossings(found) == [(1, 2, 8, 1), (1, 2, 8, 2)]
+    later = windows(spec, arm_of(spec, "candidate-card"), round=2, first=False)
+    assert crossings(later) == [(1, 2, 8, 2)], "nothing is a first pass in a launch's later windows"
     incumbents = windows(spec, arm_of(spec, "incumbent"), round=1, first=True)
     assert {w.profile.kind for w in incumbents} == {"hold", "equivalence"}
+
+
+def test_first_passes_come_before_all_that_would_cross_their_boundary() -> None:
+    spec = Spec.model_validate(
+        {
+            **SPEC,
+            "candidates": [{"name": "card", "schedule": [[1, 2, 5], [3, 8, 2], [9, 16, 0]]}],
+            "experiment": {"effort": "Standard"},
+        }
+    )
+    found = windows(spec, arm_of(spec, "candidate-card"), round=1, first=True)
+    first, second = (w.profile for w in found[:2])
+    assert (first.low, first.boundary, first.high, first.pass_) == (1, 2, 8, 1)
+    assert (second.low, second.boundary, second.high, second.pass_) == (8, 8, 16, 1)
+    assert [w.profile.pass_ for w in found if w.profile.kind == "crossing"] == [1, 1, 2, 2]
 
 
 def outputs_of(schedules: list[list[list[int]]], points: list[int]) -> list[list[int]]:
@@ -281,7 +301,8 @@ def test_quick_costs_seven_launches_when_the_first_candidate_decides() -> None:
         "candidate-second": 0,
         "none": 1,
     }
-    assert answer.launches_at_most == 13
+    # Each candidate has one round more where a loss is to be watched.
+    assert answer.launches_at_most == 17
     assert "only if it is needed" in by_arm["candidate-second"].buys
     assert answer.gpu_hours == pytest.approx(answer.minutes * 2 / 60, rel=0.01)
     assert answer.gpu_hours_at_most > answer.gpu_hours
@@ -299,25 +320,50 @@ def test_a_launch_costs_boot_warm_up_windows_and_scrapes() -> None:
     assert answer.arms[0].minutes == pytest.approx(3 * (240 + 30 + 60 + held) / 60, abs=0.06)
 
 
-def test_boot_time_and_windows_are_refined_by_launches() -> None:
+REQUEST = 0.5 + 256 * 0.04
+"""Seconds of a request, as long as the SLO allows."""
+REFINED = {
+    "windows of 20 s that opened 25 s after each other": (25, 12.0, 5.0),
+    "a wave of requests settles a window whose time is not known": (None, None, REQUEST),
+}
+
+
+@pytest.mark.parametrize("claim", REFINED)
+def test_boot_warm_up_settling_and_windows_are_refined_by_launches(claim: str) -> None:
+    every, warm_up, settled = REFINED[claim]
     spec = spec_of()
+    began = datetime(2026, 11, 29, 10, tzinfo=UTC)
+    planned = windows(spec, arm_of(spec, "incumbent"), round=1, first=True)
     cells = [
         Cell(
             cell=window.cell,
             arm="incumbent",
             launch=1,
             profile=window.profile,
+            started_at=None
+            if every is None
+            else (began + timedelta(seconds=every * at)).isoformat(),
             window_seconds=20.0,
             offered=100,
             completed=100,
         )
-        for window in windows(spec, arm_of(spec, "incumbent"), round=1, first=True)
+        for at, window in enumerate(planned)
     ]
+    receipt = Receipt(boot_seconds=100.0)
     done = [
-        Launch(arm="incumbent", launch=1, round=1, receipt=Receipt(boot_seconds=100.0), cells=cells)
+        Launch(
+            arm="incumbent",
+            launch=1,
+            round=1,
+            receipt=receipt,
+            warm_up_seconds=warm_up,
+            cells=cells,
+        )
     ]
     answer = cost(spec, arms(spec, SERVER), boot_seconds=240.0, gpus=1, done=done)
-    assert answer.arms[0].minutes == pytest.approx(3 * (100 + 30 + 60 + 5 * 20) / 60, abs=0.06)
+    measured = len(cells) * 20 + (len(cells) - 1) * settled
+    expected = 3 * (100 + (warm_up or 30) + 60 + measured) / 60
+    assert answer.arms[0].minutes == pytest.approx(expected, abs=0.06)
 
 
 def test_effort_buys_more_launches() -> None:

@@ -54,6 +54,11 @@ def run(of, *, until=lambda w: w.status.get("outcome"), looks=2000):
     pytest.fail(f"not within {looks} looks: {json.dumps(of.status, indent=1)[:2000]}")
 
 
+def over(launches):
+    """Wait until so many launches are over."""
+    return lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == launches
+
+
 def settle(of):
     """Look a few times more: an ended run must stay ended and leave nothing."""
     reconcile = Reconciler(of, of.clock)
@@ -116,9 +121,30 @@ def test_killed_after_any_single_action_the_run_ends_in_the_same_place():
         assert (of.pods, of.visits, of.finalizer) == ({}, {}, False), death
 
 
+def test_the_noise_and_a_forecast_are_known_from_the_first_relaunch_on():
+    experiment = {**SPEC["experiment"], "effort": "Standard"}
+    of = world({**SPEC, "experiment": experiment, "mode": "Propose"})
+
+    run(of, until=over(2))
+    assert not {"noiseFloor", "verdict"} & set(of.status)
+    run(of, until=lambda w: over(3)(w) and "noiseFloor" in w.status)
+    assert of.status.get("outcome") is None
+    assert {(f["metric"], f["at"], f["count"]) for f in of.status["noiseFloor"]} >= {
+        ("throughput", 8, 1),
+        ("throughput", 16, 1),
+        ("decodeRate", 1, 1),
+    }
+    (verdict,) = of.status["verdict"]
+    gains = [bar for bar in verdict["bars"] if bar["kind"] == "improve"]
+    assert (verdict["verdict"], len(gains)) == ("Inconclusive", 2)
+    assert all((bar["count"], bar["answer"]) == (1, "Unproven") for bar in gains)
+    assert all(5 <= bar["roundsNeeded"] <= 12 for bar in gains)
+    Status.model_validate(of.status)
+
+
 def test_a_status_lost_in_mid_run_is_rebuilt_from_the_trials():
     of = world()
-    run(of, until=lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == 4)
+    run(of, until=over(4))
     before = len(of.launched())
     of.status = {}
     status = run(of)
@@ -143,7 +169,7 @@ def test_a_preempted_launch_takes_its_pair_with_it_and_fails_nothing():
 
 def test_a_changed_spec_supersedes_the_run_and_carries_no_sample_over():
     of = world()
-    run(of, until=lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == 2)
+    run(of, until=over(2))
     first = of.status["runId"]
     of.spec = Spec.model_validate({**SPEC, "experiment": {**SPEC["experiment"], "seed": 8}})
     of.generation = 2
@@ -157,9 +183,30 @@ def test_a_changed_spec_supersedes_the_run_and_carries_no_sample_over():
     assert status["observedGeneration"] == 2
 
 
+def test_a_watched_loss_stays_in_the_history_of_the_run_that_saw_it():
+    of = world()
+    run(of)
+    seen = {
+        "candidate": "card",
+        "metric": "decodeRate",
+        "at": 1,
+        "change": -0.04,
+        "pairs": [-0.03, -0.05],
+        "spread": 0.06,
+        "message": "decodeRate at 1: -4.0% (-3.0%, -5.0%), the same sign in every pair",
+    }
+    of.status = {**of.status, "watch": [seen]}
+    of.spec = Spec.model_validate({**SPEC, "experiment": {**SPEC["experiment"], "seed": 8}})
+    of.generation = 2
+    status = run(of, until=lambda w: w.status.get("history"))
+    assert status["history"][0]["watch"] == [f"card: {seen['message']}"]
+    assert "watch" not in status
+    Status.model_validate(status)
+
+
 def test_changing_mode_or_rollout_deadline_keeps_the_run():
     of = world({**SPEC, "mode": "Propose"})
-    run(of, until=lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == 2)
+    run(of, until=over(2))
     first = of.status["runId"]
     of.spec = Spec.model_validate({**SPEC, "mode": "Auto", "rollout": {"deadline": "20m"}})
     of.generation = 2
@@ -168,7 +215,7 @@ def test_changing_mode_or_rollout_deadline_keeps_the_run():
 
 def test_a_prometheus_outage_holds_the_run_and_is_nobodys_fault():
     of = world()
-    run(of, until=lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == 2)
+    run(of, until=over(2))
     of.prometheus_down = True
     run(of, until=lambda w: w.status["reason"] == "MetricsUnavailable")
     held = {c["type"]: c["status"] for c in of.status["conditions"]}
@@ -209,6 +256,26 @@ def test_an_outage_past_the_deadline_is_inconclusive_with_everything_cleared():
     assert (of.pods, of.visits) == ({}, {})
 
 
+def test_what_was_shown_before_the_deadline_stays_with_the_outcome_that_it_brings():
+    of = world()
+    run(of, until=over(6))
+    of.now += 2 * 3600
+    status = run(of)
+    assert (status["outcome"], status["reason"]) == ("Inconclusive", "DeadlineExceeded")
+    assert [verdict["verdict"] for verdict in status["verdict"]] == ["Better"]
+    assert status["noiseFloor"]
+    assert of.writes() == []
+
+
+def test_what_was_shown_by_evidence_that_is_void_does_not_stay():
+    of = world()
+    run(of, until=lambda w: over(4)(w) and "verdict" in w.status)
+    of.template_hash = "template-2"
+    status = run(of)
+    assert status["reason"] == "TargetChanged"
+    assert not {"verdict", "noiseFloor"} & set(status)
+
+
 def test_counters_that_disagree_with_the_record_end_the_run_inconclusive():
     of = world()
     of.miscount = True
@@ -230,7 +297,7 @@ def test_a_gate_that_fails_ends_the_run_before_more_gpus_are_spent():
 
 def test_a_target_edited_by_others_voids_the_evidence():
     of = world()
-    run(of, until=lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == 3)
+    run(of, until=over(3))
     of.template_hash = "template-2"
     status = run(of)
     assert (status["outcome"], status["reason"]) == ("Aborted", "TargetChanged")
@@ -398,10 +465,10 @@ def test_a_status_lost_right_after_the_write_finds_its_promotion_again():
 
 def test_a_pod_left_over_after_its_record_is_cleared_while_the_run_goes_on():
     of = world()
-    run(of, until=lambda w: sum(1 for _, s in w.trials.values() if s.ended_at) == 2)
-    over = next(n for n, (_, s) in of.trials.items() if s.ended_at)
-    of.pods[over] = of.now
-    run(of, until=lambda w: over not in w.pods)
+    run(of, until=over(2))
+    ended = next(n for n, (_, s) in of.trials.items() if s.ended_at)
+    of.pods[ended] = of.now
+    run(of, until=lambda w: ended not in w.pods)
     assert of.status.get("outcome") is None
 
 

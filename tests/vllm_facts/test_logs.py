@@ -500,3 +500,17 @@ def test_what_is_compiled_while_serving_has_a_time():
     start = datetime(2026, 11, 29, 10, tzinfo=UTC).timestamp()
     assert compiled_at("\n".join(lines)) == [start + 5.5, start + 6.0]
     assert compiled_at("") == []
+
+
+def test_an_acceptance_rate_of_nan_tells_nothing_and_breaks_nothing():
+    """vLLM divides by the tokens drafted in an interval, also where there were none."""
+    told = plain(
+        "SpecDecoding metrics: Mean acceptance length: nan, Accepted throughput: 0.00 tokens/s, "
+        "Drafted throughput: 0.00 tokens/s, Accepted: 0 tokens, Drafted: 0 tokens, "
+        "Per-position acceptance rate: nan, nan, Avg Draft acceptance rate: nan%",
+        "INFO",
+        "APIServer",
+    )
+    before = "\n".join(plain(line, "INFO") for line in (BANNER, STARTED))
+    assert read_log(f"{before}\n{told}\n") == read_log(before)
+    json.dumps(read_receipt(log_text=f"{before}\n{told}\n").plain(), allow_nan=False)

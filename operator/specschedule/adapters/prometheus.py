@@ -87,6 +87,25 @@ class PrometheusMetrics:
             return None
         return counts
 
+    def unseen(self, url: str, *, run: str, launch: int, visit: int, at: float) -> str:
+        """Say what was asked and gave no series, and which labels a series of that name has.
+
+        A relabelling rule, or a target label of the same name, renames what the load process said.
+        """
+        text = (
+            f"query returned no series: {promql.final_counts(run=run, launch=launch, visit=visit)}"
+        )
+        try:
+            found = self._query(url, promql.ANY_COUNTS, at=at)
+            labels = sorted(
+                {label for series in found for label in series["metric"]} - {"__name__"}
+            )
+        except (_Unanswered, *_MISFORMED):
+            return text
+        if not found:
+            return f"{text}; no series has that name at all"
+        return f"{text}; a series of that name has the labels {', '.join(labels)}"
+
     def serving(self, url: str, *, namespace: str, pods: Sequence[str]) -> ServingRegime | None:
         """Return what serving pods did of late; None when nothing is known of them.
 

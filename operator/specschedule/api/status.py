@@ -19,6 +19,9 @@ SET_ONCE = ("startedAt", "endedAt")
 ENDED = ("outcome", "endedAt")
 """What only a run that is over has."""
 
+JUDGED = ("noiseFloor", "verdict", "tax", "watch", "notes")
+"""What a judgement says as a whole: nothing of an earlier one stays beside it."""
+
 
 def status_of(report: Report, schedule: ScheduleFacts, now: float) -> dict[str, Any]:
     """Return the whole status to store.
@@ -36,6 +39,8 @@ def status_of(report: Report, schedule: ScheduleFacts, now: float) -> dict[str, 
     if report.outcome is None:
         # A run that was proposed goes on once its mode lets the target be written.
         kept = {field: value for field, value in kept.items() if field not in ENDED}
+    if report.judgement is not None:
+        kept = {field: value for field, value in kept.items() if field not in JUDGED}
     status = kept | _said(report, schedule, now)
     status |= {field: kept[field] for field in SET_ONCE if field in kept}
     history = [entry for entry in (report.superseded, *stored.get("history", [])) if entry]

@@ -85,6 +85,8 @@ class PastRun(Value):
     """RFC 3339 time at which it ended."""
     recommendation: str | None = None
     """What it recommended."""
+    watch: list[str] = []
+    """Losses of consistent sign that failed nothing: candidate, place and numbers."""
 
 
 class Status(Value):
@@ -110,9 +112,11 @@ class Status(Value):
     gates: list[Gate] = []
     """Checks and their answers; only Pass and NotApplicable let a run go on to promotion."""
     noise_floor: list[Floor] = []
-    """What relaunches of the same arm show between each other, by metric and load point."""
+    """What relaunches of the same arm show between each other, by metric and load point; from the
+    first relaunch on."""
     verdict: list[Verdict] = []
-    """Verdict on each candidate, with the numbers behind it."""
+    """Verdict on each candidate, with the numbers behind it; from the first relaunch on, as far as
+    the launches so far show, with the rounds that each requirement will need."""
     tax: list[Tax] = []
     """Where the candidate's time goes, by band."""
     watch: list[Watched] = []

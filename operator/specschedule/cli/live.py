@@ -1,5 +1,6 @@
 """A run on a screen that renews itself, or line by line where there is no terminal."""
 
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ class Screen:
         lines = render(status, time.time())
         if self._live:
             if self._shown:
-                click.echo(f"\x1b[{len(self._shown)}F\x1b[J", nl=False, file=self._file)
+                click.echo(f"\x1b[{_rows(self._shown)}F\x1b[J", nl=False, file=self._file)
         elif not self._is_news(lines, ended="outcome" in status):
             return
         click.echo("\n".join(lines), file=self._file)
@@ -40,3 +41,9 @@ class Screen:
             return False
         due = time.monotonic() - self._shown_at >= QUIET_S
         return ended or due or not self._shown or lines[3:] != self._shown[3:]
+
+
+def _rows(lines: list[str]) -> int:
+    """Return the rows that lines take on the terminal; long ones go over several."""
+    columns = shutil.get_terminal_size().columns
+    return sum(max(1, -(-len(line) // columns)) for line in lines)

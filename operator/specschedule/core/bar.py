@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from specschedule.core import eprocess
 from specschedule.core.bands import band_of, band_text
+from specschedule.core.budget import rounds
 from specschedule.core.compare import (
     MIN_REQUESTS,
     Evidence,
@@ -287,8 +288,10 @@ class Applied:
 
     def _still_open(self, numbers: dict[str, Any]) -> str:
         text = f"evidence {numbers['evidence']:.1f} of {numbers['evidence_needed']:g}"
-        rounds = numbers["rounds_needed"]
-        needs = f"needs about {rounds} rounds" if rounds else "is not shown by any number of rounds"
+        needed, (_, most) = numbers["rounds_needed"], rounds(self.evidence.spec)
+        needs = f"needs about {needed} rounds" if needed else "is not shown by any number of rounds"
+        if needed and needed > most:
+            needs += f", and effort {self.evidence.spec.experiment.effort.value} ends after {most}"
         return f"{text}; at the noise seen a true {numbers['rounds_needed_for']:+.1%} {needs}"
 
     def _write(

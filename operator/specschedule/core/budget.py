@@ -1,30 +1,40 @@
 """What a run costs, by arm, before the first pod starts; and what its budget still allows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime
 from math import ceil
 
 from specschedule.core.arms import PIECEWISE, ZERO, Arm
 from specschedule.core.compare import INCUMBENT, TWIN, Offered, offered
 from specschedule.core.evidence import Launch
-from specschedule.core.spec import Effort, Spec
+from specschedule.core.spec import Effort, Rule, Spec
 from specschedule.core.values import Value
 from specschedule.core.visit import COMPARED_TOKENS, Window, waves
 from specschedule.core.windows import CROSSING_SECONDS, swing, swings, windows
 
 ROUNDS = {Effort.QUICK: (3, 3), Effort.STANDARD: (5, 12), Effort.THOROUGH: (6, 24)}
-"""Fewest and most rounds per candidate, by effort."""
+"""Fewest and most rounds per candidate, by effort, of rule Sequential."""
 
 ASSUMED_BOOT_S = 240.0
 """Boot time where no serving pod and no launch tells it."""
 
 WARM_UP_SECONDS = 30.0
-"""Assumed for every launch."""
+"""Assumed until a launch has told."""
 
 ASSUMED_TPOT_S = 0.03
 """Assumed where the SLO has no tpot."""
 
 SCRAPES_PER_VISIT = 4
 """One before the first window counts, three after the last."""
+
+
+def rounds(spec: Spec) -> tuple[int, int]:
+    """Return the fewest and the most rounds of a candidate.
+
+    Rule EveryPair is answered by the fewest; one more follows where a loss is to be watched.
+    """
+    fewest, most = ROUNDS[spec.experiment.effort]
+    return (fewest, fewest + 1) if spec.rule is Rule.EVERY_PAIR else (fewest, most)
 
 
 class ArmCost(Value):
@@ -77,16 +87,12 @@ def cost(
             four minutes).
         gpus: GPUs of one pod.
         scrape_seconds: Interval of Prometheus' scrapes.
-        done: Launches so far; their boot times and windows replace the guesses.
+        done: Launches so far; their boot times, warm-ups and windows replace the guesses.
     """
-    boots = [x.receipt.boot_seconds for x in done if x.receipt.boot_seconds is not None]
-    boot = sum(boots) / len(boots) if boots else _boot(boot_seconds)
-    taken = {
-        cell.cell.split("-", 1)[-1].rsplit("-s", 1)[0]: cell.window_seconds
-        for launch in done
-        for cell in launch.cells
-    }
-    fewest, most = ROUNDS[spec.experiment.effort]
+    boot = _mean((x.receipt.boot_seconds for x in done), otherwise=_boot(boot_seconds))
+    warm_up = _mean((x.warm_up_seconds for x in done), otherwise=WARM_UP_SECONDS)
+    taken = _taken(spec, done)
+    fewest, most = rounds(spec)
     candidates = [a for a in arms if a.same_as is None and a.name.startswith("candidate-")]
     rates = swing(spec, arms, done)
     if rates is None and swings(spec, arms):
@@ -100,7 +106,7 @@ def cost(
             windows(spec, arm, round=at + 1, first=at == 0, swing=rates if at else None)
             for at in range(max(1, early))
         ]
-        seconds = boot + WARM_UP_SECONDS + SCRAPES_PER_VISIT * scrape_seconds
+        seconds = boot + warm_up + SCRAPES_PER_VISIT * scrape_seconds
         seconds += sum(_seconds(spec, w, taken) for v in visits for w in v) / len(visits)
         rows.append(
             ArmCost(
@@ -164,6 +170,36 @@ def with_screen(
     )
 
 
+def _mean(values: Iterable[float | None], *, otherwise: float) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else otherwise
+
+
+def _taken(spec: Spec, done: Sequence[Launch]) -> dict[str, float]:
+    """Return how long windows took, by what they measure: to settle, and then to count.
+
+    A window settles from the end of the one before to its own start; the first one of a visit is
+    behind the warm-up. Where the times are not known, one wave of requests settles it.
+    """
+    found = {}
+    for launch in done:
+        ended: float | None = None
+        for at, cell in enumerate(launch.cells):
+            at_time = cell.started_at
+            started = None if at_time is None else datetime.fromisoformat(at_time).timestamp()
+            settled = 0.0 if at == 0 else _request(spec)
+            if started is not None and ended is not None:
+                settled = max(0.0, started - ended)
+            ended = None if started is None else started + cell.window_seconds
+            found[_measures(cell.cell)] = settled + cell.window_seconds
+    return found
+
+
+def _measures(cell: str) -> str:
+    """Return a window's name without its round and its seed."""
+    return cell.split("-", 1)[-1].rsplit("-s", 1)[0]
+
+
 def _boot(seconds: float | None) -> float:
     return ASSUMED_BOOT_S if seconds is None else seconds
 
@@ -190,7 +226,7 @@ def _counts(
 
 def _seconds(spec: Spec, window: Window, taken: dict[str, float]) -> float:
     """Predict a window: requests in waves at the pace that the SLO allows, one wave to settle."""
-    known = taken.get(window.cell.split("-", 1)[-1].rsplit("-s", 1)[0])
+    known = taken.get(_measures(window.cell))
     if known is not None:
         return known
     slo = spec.slo

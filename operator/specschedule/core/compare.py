@@ -421,6 +421,11 @@ def contradiction(cell: Cell) -> str | None:
     return None
 
 
+def unfit(cell: Cell) -> str | None:
+    """Say why a window that nobody declared void is no evidence all the same."""
+    return contradiction(cell) or cell.not_held
+
+
 def uncounted(launch: Launch) -> str | None:
     """Say why a launch cannot be evidence; None when it can."""
     if launch.void is not None:
@@ -428,14 +433,14 @@ def uncounted(launch: Launch) -> str | None:
     if launch.failed is not None:
         return launch.failed or "failed"
     if not any(_counts(cell, launch) for cell in launch.cells):
-        voids = [why for cell in launch.cells if (why := cell.void or contradiction(cell))]
+        voids = [why for cell in launch.cells if (why := cell.void or unfit(cell))]
         return f"no window counts: {voids[0]}" if voids else "no window was measured"
     return None
 
 
 def _counts(cell: Cell, launch: Launch) -> bool:
     ours = cell.timed and cell.arm == launch.arm
-    return ours and cell.void is None and contradiction(cell) is None
+    return ours and cell.void is None and unfit(cell) is None
 
 
 def _matched(number: int, launches: Sequence[Launch], arm: str) -> list[Pair]:

@@ -6,7 +6,7 @@ band is judged against the arm ``none``, so a run without one leaves it Unknown.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from specschedule.core.compare import NONE, contradiction, places, requirements
+from specschedule.core.compare import NONE, places, requirements, unfit
 from specschedule.core.evidence import Cell, Launch
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
 from specschedule.core.receipts import SCHEDULE_DISABLED, noted
@@ -39,9 +39,7 @@ STATE_LOST = 0.5
 def counted_cells(launch: Launch) -> Iterable[Cell]:
     """Return the windows whose rates and counters count."""
     return (
-        cell
-        for cell in launch.cells
-        if cell.timed and cell.void is None and contradiction(cell) is None
+        cell for cell in launch.cells if cell.timed and cell.void is None and unfit(cell) is None
     )
 
 

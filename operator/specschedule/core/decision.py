@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specschedule.core import launches
-from specschedule.core.compare import contradiction
+from specschedule.core.compare import unfit
 from specschedule.core.evidence import Launch
 from specschedule.core.gate import Gate
 from specschedule.core.judge import Judgement
@@ -62,6 +62,7 @@ def as_launch(trial: TrialFacts) -> Launch:
         schedule=trial.spec.schedule,
         started_at=trial.status.started_at,
         receipt=trial.status.receipt,
+        warm_up_seconds=trial.status.warm_up_seconds,
         cells=trial.status.cells,
         void=trial.status.void,
         failed=trial.status.failed,
@@ -77,7 +78,7 @@ def arm_summary(trials: Sequence[TrialFacts]) -> list[dict[str, Any]]:
             cell
             for trial in own
             for cell in trial.status.cells
-            if cell.void is None and cell.good is not None and contradiction(cell) is None
+            if cell.void is None and cell.good is not None and unfit(cell) is None
         ]
         points = sorted({c.profile.concurrency for c in counted if c.profile.concurrency})
         goodput = []

@@ -118,6 +118,12 @@ def refused(gates: Sequence[Gate]) -> Gate | None:
     return next((gate for gate in gates if gate.answer == "Fail"), None)
 
 
+def merged(before: Sequence[Gate], after: Sequence[Gate]) -> list[Gate]:
+    """Answer each gate once; what the running arms say replaces what was unknown before."""
+    answered = {gate.gate for gate in after}
+    return [gate for gate in before if gate.gate not in answered] + list(after)
+
+
 def blocking(gates: Sequence[Gate]) -> Gate | None:
     """Return the gate that keeps the run from promotion: a failed one before an unknown one."""
     holding = [gate for gate in gates if gate.holds]

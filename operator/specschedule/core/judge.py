@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from specschedule.core import capacity, controls, eprocess
+from specschedule.core.bands import unheld
 from specschedule.core.bar import MIN_PAIRS, Applied, floor_share
 from specschedule.core.compare import (
     INCUMBENT,
@@ -17,14 +18,14 @@ from specschedule.core.compare import (
     Pair,
     Place,
     acceptance_length,
-    contradiction,
     places,
     requirements,
     to_effect,
     to_share,
+    unfit,
 )
 from specschedule.core.evidence import Launch, Receipt
-from specschedule.core.noise import Noise, suspect
+from specschedule.core.noise import Noise, suspect, untested
 from specschedule.core.regime import ServingRegime, regime
 from specschedule.core.schedule import ScheduleError, effective
 from specschedule.core.spec import Metric, Mode, Rule, Spec
@@ -403,25 +404,41 @@ def _notes(evidence: Evidence) -> list[Note]:
         ("WindowNotCounted", f"launch {launch.launch} ({launch.arm}), cell {cell.cell}: {why}")
         for launch in evidence.counted
         for cell in launch.cells
-        if cell.void is None and (why := contradiction(cell)) is not None
+        if cell.void is None and (why := unfit(cell)) is not None
     )
     for candidate in evidence.spec.candidates:
         pairs = evidence.pairs(f"candidate-{candidate.name}")
+        bands = unheld(candidate.schedule, evidence.spec.load.points) if pairs else []
+        found.extend(
+            (
+                "BandNotHeld",
+                f"{candidate.name}: no load point lies in its band {band}: nothing was "
+                "held there, and the verdict is silent about it; add one to load.points",
+            )
+            for band in bands
+        )
         if len(pairs) >= MIN_PAIRS:
             found.extend(_imbalances(evidence, candidate.name, pairs))
     if evidence.counted and evidence.fixed_arm(0) is None:
         message = "none was not measured: whether speculation pays at all is not known"
         found.append(("NoneNotMeasured", message))
+    bench = untested(evidence) if evidence.counted else None
+    if bench is not None:
+        found.append(("BenchNotTested", bench))
     found.extend(("TokensVary", message) for message in evidence.unplanned_tokens())
     return [Note(reason=reason, message=message) for reason, message in found]
 
 
 def _stalls(spec: Spec, verdicts: Sequence[Verdict], tax: Sequence[Tax]) -> list[Note]:
-    """Advise where a schedule holds in its bands and stalls between them."""
+    """Advise where a schedule holds in its bands and stalls between them.
+
+    What is lost in an open loop, which crosses the boundaries too, may come from that very stall.
+    """
     sound = {
         verdict.candidate
         for verdict in verdicts
-        if verdict.bars and all(bar.answer != "Lost" for bar in verdict.bars)
+        if (held := [bar for bar in verdict.bars if bar.at is not None])
+        and all(bar.answer != "Lost" for bar in held)
     }
     return [
         Note(
@@ -433,6 +450,7 @@ def _stalls(spec: Spec, verdicts: Sequence[Verdict], tax: Sequence[Tax]) -> list
         if row.what == "crossing"
         and row.candidate in sound
         and row.change < -spec.bar.elsewhere.max_loss
+        and (row.high is None or row.high < 0)
     ]
 
 

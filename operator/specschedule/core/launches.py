@@ -6,6 +6,7 @@ deleted, so a process killed between two steps goes on where it was.
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from specschedule.core.evidence import Cell
 from specschedule.core.observed import (
@@ -22,7 +23,7 @@ from specschedule.core.observed import (
     VisitFacts,
 )
 from specschedule.core.values import Value
-from specschedule.core.visit import CellClosed, VisitEnded, VisitFailed
+from specschedule.core.visit import CellClosed, VisitEnded, VisitFailed, Warmed
 
 NOT_THE_ARMS_FAULT = ("Preempted", "Evicted", "NodeLost", "Deleted", "NotDelivered")
 """Ends of a pod that void its launch; every other end is a failure of its arm."""
@@ -177,7 +178,7 @@ def _visiting(
         return _over(trial, now, gpus, void=f"no window counts: {spoilt}")
     if trial.scraped is None:
         return _held_by_metrics(metrics)
-    check = check_counts(cells, trial.scraped)
+    check = check_counts(cells, trial.scraped, trial.unseen)
     if check != AGREES and _only_behind(cells, trial.scraped):
         if finished.scraped_at and now - finished.scraped_at[-1] < STORING_PATIENCE_S:
             return Step(waiting="Measuring", message=f"{trial.spec.arm}: {check} yet")
@@ -197,11 +198,27 @@ def _said(trial: TrialFacts, visit: VisitFacts) -> list[Cell]:
     return [*(c for c in trial.status.cells if c.visit < trial.status.visits), *cells]
 
 
-def _undisturbed(cell: Cell, compiled_at: Sequence[float]) -> Cell:
-    """Return a cell, void if the engine compiled something in it: no later window pays for that.
+def _warmed(trial: TrialFacts) -> dict[str, Any]:
+    """Return what a visit said of its warm-up, as fields of the status; nothing before it did."""
+    events = trial.visit.events if trial.visit is not None else []
+    return next(
+        (
+            {"warm_up_seconds": event.seconds, "warm_up_steady": event.steady}
+            for event in events
+            if isinstance(event, Warmed)
+        ),
+        {},
+    )
 
-    Crossings keep their first-use costs; they are measured in order to show them.
+
+def _undisturbed(cell: Cell, compiled_at: Sequence[float]) -> Cell:
+    """Return a cell, void if the engine compiled something in it, or its load was not held.
+
+    No later window pays for compiling. Crossings keep their first-use costs; they are measured in
+    order to show them.
     """
+    if cell.void is None and cell.not_held is not None:
+        return cell.model_copy(update={"void": cell.not_held})
     steady = cell.profile.kind in ("hold", "open", "depth")
     if cell.void is not None or cell.started_at is None or not steady:
         return cell
@@ -219,7 +236,7 @@ def _running(trial: TrialFacts, cells: list[Cell]) -> Step:
     message = f"measuring {trial.spec.arm}: {len(cells)}{planned} cells"
     if len(cells) == len(trial.status.cells):
         return Step(waiting="Measuring", message=message)
-    status = trial.status.model_copy(update={"cells": cells})
+    status = trial.status.model_copy(update={"cells": cells, **_warmed(trial)})
     return Step(
         actions=[RecordTrial(trial=trial.name, status=status)],
         waiting="Measuring",
@@ -264,16 +281,16 @@ def _over(
     if cells is None and trial.spec.screening:
         said = _said(trial, trial.visit) if trial.visit is not None else []
         cells = max(trial.status.cells, said, key=len)
-    created = trial.pod.created_at if trial.pod else now
     receipt = trial.status.receipt
     if trial.pod and trial.pod.receipt.plain():
         receipt = trial.pod.receipt
     status: TrialStatus = trial.status.model_copy(
         update={
             "ended_at": rfc3339(now),
-            "gpu_seconds": round(gpus * (now - created), 1),
+            "gpu_seconds": round(gpu_seconds(trial, gpus=gpus, now=now), 1),
             "receipt": receipt,
             "cells": cells or [],
+            **_warmed(trial),
             "void": void,
             "failed": failed,
             "check": check,
@@ -284,6 +301,13 @@ def _over(
         waiting="Recording",
         message=f"{trial.spec.arm}: " + (void or failed or f"{len(cells or [])} cells recorded"),
     )
+
+
+def gpu_seconds(trial: TrialFacts, *, gpus: int, now: float) -> float:
+    """Return the GPU-seconds that a launch held, or holds so far."""
+    if trial.status.gpu_seconds is not None:
+        return trial.status.gpu_seconds
+    return gpus * (now - trial.pod.created_at) if trial.pod else 0.0
 
 
 def clear(trial: TrialFacts) -> list[Action]:
@@ -307,22 +331,28 @@ def _held_by_metrics(metrics: MetricsFacts) -> Step:
 AGREES = "Agrees"
 
 
-def check_counts(cells: list[Cell], scraped: Mapping[str, Mapping[str, float]]) -> str:
+def check_counts(
+    cells: list[Cell], scraped: Mapping[str, Mapping[str, float]], unseen: str = ""
+) -> str:
     """Compare each counted cell's record with the counters that Prometheus has of it.
 
     Args:
         cells: Records of the load process.
         scraped: Requests by cell and outcome (good, slow, failed).
+        unseen: What was asked, where nothing was scraped.
 
     Returns:
         ``Agrees``, or which cell disagrees and how.
     """
-    for cell in cells:
-        if cell.void is not None:
-            continue
+    counting = [cell for cell in cells if cell.void is None]
+    for cell in counting:
         counted = scraped.get(cell.cell)
         if counted is None:
-            return f"cell {cell.cell}: Prometheus has no counters of it"
+            found = sum(each.cell in scraped for each in counting)
+            said = f"{found} of {len(counting)} windows have series"
+            return f"cell {cell.cell}: Prometheus has no counters of it; {said}" + (
+                f": {unseen}" if unseen else ""
+            )
         for outcome, requests in _requests(cell).items():
             if counted.get(outcome) != requests:
                 return (

@@ -3,17 +3,21 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import expm1, isfinite, sqrt
+from math import ceil, expm1, isfinite, log2, sqrt
 
 import numpy as np
 
 from specschedule.core import eprocess
 from specschedule.core.compare import INCUMBENT, TWIN, Evidence, Place, to_effect
 from specschedule.core.evidence import Cell, Launch
+from specschedule.core.spec import Candidate, Effort
 from specschedule.core.values import Value
 
 OPENING_ROUNDS = 5
 """Rounds whose relaunches fix the floor inside a margin: the first moment of decision."""
+
+ORDER_NEEDS = 2 * eprocess.E_NEEDED
+"""e-value that shows that order or place decides: each is looked for in two ways."""
 
 REFERENCE_ARMS = (INCUMBENT, TWIN)
 """Arms that run the incumbent's arguments."""
@@ -158,6 +162,29 @@ def suspect(evidence: Evidence) -> Suspect | None:
     return _twin_differs(evidence) or _order_decides(evidence) or _place_decides(evidence)
 
 
+def untested(evidence: Evidence) -> str | None:
+    """Say that the A/A comparisons are too few to show anything yet; None when they could.
+
+    Each comparison can double the evidence at most, so a disturbed bench shows itself only after
+    some: a run that ends before has its noise measured, and its bench not tested.
+    """
+    needed = ceil(log2(ORDER_NEEDS))
+    found = len(_between_neighbours(evidence))
+    for candidate in evidence.spec.candidates:
+        found = max(found, len(_within_pairs(evidence, candidate)))
+    twin = len(_over(evidence, [(pair.arm, pair.reference) for pair in evidence.pairs(TWIN)]))
+    if found >= needed or twin >= ceil(log2(eprocess.E_NEEDED)):
+        return None
+    text = (
+        f"that order, place or drift disturb the bench can be shown by {needed} comparisons of "
+        f"relaunches at least, and there are {found}: relaunches show how large the noise is, and "
+        "not that it has no direction"
+    )
+    if evidence.spec.experiment.effort is Effort.QUICK:
+        return f"{text}; effort Quick never has so many, Standard after about 7 rounds"
+    return text
+
+
 def _twin_differs(evidence: Evidence) -> Suspect | None:
     pairs = evidence.pairs(TWIN)
     differences = _over(evidence, [(pair.arm, pair.reference) for pair in pairs])
@@ -183,17 +210,11 @@ def _order_decides(evidence: Evidence) -> Suspect | None:
     not the arm's. Between pairs: neighbouring relaunches of one arm. Drift moves both the same
     way; a bench whose second launch suffers jumps back before the next pair.
     """
-    neighbours = [(b, a) for a, b in pairwise(evidence.counted) if a.arm == b.arm]
-    between = _over(evidence, neighbours)
+    between = _between_neighbours(evidence)
     for candidate in evidence.spec.candidates:
-        seconds: dict[bool, list[float]] = {True: [], False: []}
-        for pair in evidence.pairs(f"candidate-{candidate.name}"):
-            order = (pair.arm, pair.reference)
-            first, second = order if pair.arm_first else order[::-1]
-            seconds[pair.arm_first].extend(_over(evidence, [(second, first)]))
-        within = [(a + b) / 2 for a, b in zip(seconds[True], seconds[False], strict=False)]
+        within = _within_pairs(evidence, candidate)
         for differences in (within, between):
-            if _shown(evidence, differences, 2 * eprocess.E_NEEDED):
+            if _shown(evidence, differences, ORDER_NEEDS):
                 return Suspect(
                     name="drift" if sum(within) * sum(between) > 0 else "order",
                     message=f"the later of two launches differs from the earlier by "
@@ -201,6 +222,20 @@ def _order_decides(evidence: Evidence) -> Suspect | None:
                     f"({len(differences)} comparisons)",
                 )
     return None
+
+
+def _between_neighbours(evidence: Evidence) -> list[float]:
+    neighbours = [(b, a) for a, b in pairwise(evidence.counted) if a.arm == b.arm]
+    return _over(evidence, neighbours)
+
+
+def _within_pairs(evidence: Evidence, candidate: Candidate) -> list[float]:
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for pair in evidence.pairs(f"candidate-{candidate.name}"):
+        order = (pair.arm, pair.reference)
+        first, second = order if pair.arm_first else order[::-1]
+        seconds[pair.arm_first].extend(_over(evidence, [(second, first)]))
+    return [(a + b) / 2 for a, b in zip(seconds[True], seconds[False], strict=False)]
 
 
 def _place_decides(evidence: Evidence) -> Suspect | None:
@@ -222,7 +257,7 @@ def _place_decides(evidence: Evidence) -> Suspect | None:
             sides[at_home].extend(_over(evidence, [order]))
         for (one, other), sides in by_place.items():
             differences = [(a + b) / 2 for a, b in zip(sides[True], sides[False], strict=False)]
-            if _shown(evidence, differences, 2 * eprocess.E_NEEDED):
+            if _shown(evidence, differences, ORDER_NEEDS):
                 return Suspect(
                     name="place",
                     message=f"launches on {one} differ from those on {other} by "

@@ -82,6 +82,10 @@ class TrialStatus(Value):
     """Why its arm could not be measured."""
     visits: int = 0
     """Load jobs started for it."""
+    warm_up_seconds: float | None = None
+    """How long its last visit loaded it before the first window opened; nothing of that counts."""
+    warm_up_steady: bool | None = None
+    """Whether throughput was steady by then, or the time ran out first."""
     check: str | None = None
     """What Prometheus said of the cells: Agrees, or what disagrees."""
 
@@ -140,6 +144,8 @@ class TrialFacts(Value):
     scraped: dict[str, dict[str, float]] | None = None
     """Final counters by cell and outcome as Prometheus has them, once the visit ended; None when
     Prometheus could not be asked."""
+    unseen: str = ""
+    """Where Prometheus has none of them: what was asked, and what it has instead."""
 
 
 class Promotion(Value):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from specschedule.core import capacity, judge
 from specschedule.core.arms import PIECEWISE, ZERO, Arm, arms
-from specschedule.core.budget import ROUNDS, ArmCost, BudgetLeft, Cost, budget_left, cost
+from specschedule.core.budget import ArmCost, BudgetLeft, Cost, budget_left, cost, rounds
 from specschedule.core.chance import coin, shuffled
 from specschedule.core.compare import INCUMBENT, TWIN, Evidence, uncounted
 from specschedule.core.controls import is_control, standing
@@ -175,10 +175,11 @@ class _Walk:
     def _goes_on(self, candidate: str, local: int, number: int) -> bool:
         """Say whether a candidate needs another round after this one.
 
-        Rule EveryPair is answered by the fewest rounds: one more pair cannot mend a bad one.
+        A loss inside the spread, of the same sign in every pair, gets one more pair. Rule EveryPair
+        needs no other: one more pair cannot mend a bad one.
         """
-        fewest, most = ROUNDS[self.effort]
-        if local >= (fewest if self.spec.rule is Rule.EVERY_PAIR else most):
+        fewest, most = rounds(self.spec)
+        if local >= most:
             return False
         if local < fewest:
             can_stop = self.effort is not Effort.QUICK and local > CONTROLS_AFTER[self.effort]
@@ -186,8 +187,8 @@ class _Walk:
         judgement = judge.judge(self.spec, self._before(number + 1))
         name = candidate.removeprefix("candidate-")
         if judge.settled(judgement, name) is None:
-            return True
-        watched = any(item.candidate == name for item in judgement.watch)
+            return self.spec.rule is not Rule.EVERY_PAIR
+        watched = any(item.candidate == name and item.inside_spread for item in judgement.watch)
         before = judge.judge(self.spec, self._before(number))
         return watched and (local == fewest or judge.settled(before, name) is None)
 
@@ -293,7 +294,7 @@ class _Walk:
         }
         if len(set(home.values())) < len((INCUMBENT, candidate)):
             return {}
-        swapped = (local - 1) // max(1, ROUNDS[self.effort][0] // 2) % 2
+        swapped = (local - 1) // max(1, rounds(self.spec)[0] // 2) % 2
         if not swapped:
             return home
         return {INCUMBENT: home[candidate], candidate: home[INCUMBENT]}

@@ -63,5 +63,6 @@ def superseded(observed: Observed, run: str | None, now: float) -> dict[str, Any
         "startedAt": status.get("startedAt"),
         "endedAt": status.get("endedAt") or launches.rfc3339(now),
         "recommendation": status.get("recommendation"),
+        "watch": [f"{seen['candidate']}: {seen['message']}" for seen in status.get("watch") or []],
     }
-    return {key: value for key, value in entry.items() if value is not None}
+    return {key: value for key, value in entry.items() if value not in (None, [])}

@@ -10,7 +10,7 @@ from typing import Any
 from specschedule.core import gates, judge, launches, plan, search
 from specschedule.core.arms import Arm, arms
 from specschedule.core.decision import Decision, Report, arm_summary, as_launch, trial_name
-from specschedule.core.gate import Gate, fails
+from specschedule.core.gate import Gate, fails, merged
 from specschedule.core.judge import Judgement
 from specschedule.core.observed import (
     Action,
@@ -86,6 +86,8 @@ class Run:
         self.answers: list[Gate] = []
         self.cost: Cost | None = None
         self.arms: list[Arm] = []
+        self.server: ServerFacts | None = None
+        """The incumbent's, once it could be read."""
 
     def _started_at(self) -> float:
         status = self.observed.schedule.status
@@ -108,6 +110,7 @@ class Run:
         if not isinstance(target.server, Unreadable):
             server = self._incumbent(target.server)
             target = target.model_copy(update={"server": server})
+            self.server = server
             self._search(server)
         self.answers = gates.before_pods(self.spec, target, matrix=self.matrix)
         refused = gates.refused(self.answers)
@@ -246,11 +249,12 @@ class Run:
             return self._expire()
         if slots and self.trials and self._target_serves_otherwise():
             return self._finish("Aborted", "TargetChanged", CHANGED_BY_OTHERS)
-        failed = gates.refused(self._between_arms(server)) if slots and self.rounds else None
+        between_arms = self._between_arms(server) if slots and self.rounds else []
+        failed = gates.refused(between_arms)
         if failed is not None:
             # More launches would cost GPUs and change nothing.
-            judgement = self._judge(server)
-            return self._finish("NotPromoted", failed.reason, failed.message, judgement)
+            self.answers = merged(self.answers, between_arms)
+            return self._finish("NotPromoted", failed.reason, failed.message, self._judge())
         held = next((s for s in steps if s.held), None)
         if slots and not self.observed.metrics.available:
             metrics = self.observed.metrics
@@ -267,6 +271,7 @@ class Run:
             reason=said.waiting if said else "Launching",
             message=said.message if said else f"launching {slots[0].arm}",
             held=held is not None,
+            judgement=self._so_far(),
         )
         again = HELD_LOOK_S if held else (0.0 if slots else LOOK_S)
         return Decision(actions=actions, report=report, look_again_in=again)
@@ -323,7 +328,8 @@ class Run:
     def _conclude(
         self, target: TargetFacts, server: ServerFacts, finished: plan.Finished
     ) -> Decision:
-        judgement = self._judge(server)
+        self.answers = merged(self.answers, self._between_arms(server))
+        judgement = self._judge()
         if finished.reason == "BudgetExhausted" and judgement.outcome == "Inconclusive":
             return self._finish("Inconclusive", finished.reason, finished.message, judgement)
         blocking = gates.blocking(self.answers)
@@ -335,12 +341,16 @@ class Run:
             return self._finish(outcome, blocking.reason, blocking.message, judgement)
         return self._better(target, server, better, judgement)
 
-    def _judge(self, server: ServerFacts) -> Judgement:
-        """Return what the launches say so far; the gates that they answer join the answers."""
-        evidence = [as_launch(t) for t in self.rounds]
-        self.answers = _merge(self.answers, self._between_arms(server))
+    def _judge(self) -> Judgement:
+        """Judge the launches that are over."""
+        evidence = [as_launch(t) for t in self.rounds if launches.ended(t)]
         serving = self.trials[0].spec.serving if self.trials else None
-        return judge.judge(self.spec, evidence, server=server, serving=serving)
+        return judge.judge(self.spec, evidence, server=self.server, serving=serving)
+
+    def _so_far(self) -> Judgement | None:
+        """Return what is known before the end: once an arm was relaunched, there is a forecast."""
+        judgement = self._judge()
+        return judgement if judgement.noise_floor else None
 
     def _between_arms(self, server: ServerFacts) -> list[Gate]:
         return gates.between_arms(self.spec, [as_launch(t) for t in self.rounds], server)
@@ -405,6 +415,7 @@ class Run:
             reason,
             f"not decided within experiment.deadline ({self.spec.experiment.deadline:.0f} s); "
             f"last: {last}",
+            self._judge(),
         )
 
     def _hold_or_expire(
@@ -415,10 +426,9 @@ class Run:
         report = self._report(stage=stage, reason=reason, message=message, held=True)
         return Decision(actions=list(actions), report=report, look_again_in=HELD_LOOK_S)
 
-    def _gpu_seconds(self, trial: TrialFacts, gpus: int) -> float:
-        if trial.status.gpu_seconds is not None:
-            return trial.status.gpu_seconds
-        return gpus * (self.now - trial.pod.created_at) if trial.pod else 0.0
+    def _held(self, target: TargetFacts) -> float:
+        """Return the GPU-seconds that the run has held so far."""
+        return sum(launches.gpu_seconds(t, gpus=target.gpus, now=self.now) for t in self.trials)
 
     def _target_serves_otherwise(self) -> bool:
         target = self.observed.target
@@ -430,14 +440,12 @@ class Run:
 
     def _overspent(self, target: TargetFacts) -> bool:
         limit = self.spec.experiment.budget.gpu_hours
-        held = sum(self._gpu_seconds(trial, target.gpus) for trial in self.trials)
-        return limit is not None and held / 3600 > limit
+        return limit is not None and self._held(target) / 3600 > limit
 
     def _budget_is_spent(self, target: TargetFacts) -> bool:
         """Say whether one more launch would break the budget."""
         assert self.cost is not None
-        held = sum(self._gpu_seconds(trial, target.gpus) for trial in self.trials)
-        left = plan.budget_left(self.spec, self.cost, gpu_seconds=held)
+        left = plan.budget_left(self.spec, self.cost, gpu_seconds=self._held(target))
         return left.launches is not None and left.launches < 1
 
     def _spent(self) -> str:
@@ -451,6 +459,10 @@ class Run:
         judgement: Judgement | None = None,
         recommendation: str | None = None,
     ) -> Decision:
+        """End the run. Without a judgement, nothing that was shown on the way stands any more."""
+        stands = judgement or Judgement(
+            outcome="Inconclusive", reason=reason, message=message or ""
+        )
         actions = [*unwanted(self.observed, self.run)]
         for trial in self.trials:
             actions.extend(launches.clear(trial))
@@ -460,8 +472,8 @@ class Run:
             message=message or "",
             outcome=outcome,
             ended_at=launches.rfc3339(self.now),
-            judgement=judgement,
-            recommendation=recommendation or (judgement.recommendation if judgement else None),
+            judgement=stands,
+            recommendation=recommendation or stands.recommendation,
         )
         return Decision(actions=actions, report=report, look_again_in=LOOK_S)
 
@@ -482,12 +494,6 @@ class Run:
             superseded=superseded(self.observed, self.run, self.now),
             **more,
         )
-
-
-def _merge(before: Sequence[Gate], after: Sequence[Gate]) -> list[Gate]:
-    """Answer each gate once; what the running arms say replaces what was unknown before."""
-    answered = {gate.gate for gate in after}
-    return [gate for gate in before if gate.gate not in answered] + list(after)
 
 
 def _record(trial: TrialFacts) -> LaunchRecord:

@@ -129,8 +129,8 @@ def _window(cell: Cell) -> Window | str:
     ran = cell.batch_size_mean if cell.window_seconds >= SAMPLED_SECONDS else None
     if ran is not None and abs(ran / batch - 1) > HELD:
         return f"{batch} requests were to be held and {ran:.1f} ran"
-    if cell.in_flight_exact is not None and cell.in_flight_exact < 1 - HELD:
-        return f"{batch} requests were in flight only {cell.in_flight_exact:.0%} of the time"
+    if cell.not_held is not None:
+        return cell.not_held
     if tokens == 0:
         if drafts > 0 and accepted > 0:
             return f"planned without drafts and {drafts} were verified"

@@ -1,15 +1,18 @@
-"""The tax table: where the candidate's time goes, taken apart by band."""
+"""The tax table: where the candidate's time goes, taken apart by band.
+
+Time is told by tokens: good requests jump at a limit, and a window that stalls has none to compare.
+"""
 
 from collections.abc import Iterable, Sequence
-from math import isfinite, log
+from math import inf, log
 
 from specschedule.core import eprocess
 from specschedule.core.arms import PIECEWISE
 from specschedule.core.bands import band_of
 from specschedule.core.compare import NONE, Evidence, Place, measured, mixed, to_share
-from specschedule.core.evidence import Cell, Launch
+from specschedule.core.evidence import Cell, Launch, Profile
 from specschedule.core.schedule import Band
-from specschedule.core.spec import Candidate
+from specschedule.core.spec import Candidate, Metric
 from specschedule.core.verdict import Tax
 
 
@@ -18,15 +21,22 @@ def tax_table(evidence: Evidence, candidate: Candidate) -> list[Tax]:
 
     Windows of the candidate that mix several K say nothing about a band and are left out.
     """
-    arm = f"candidate-{candidate.name}"
+    arm, rate = f"candidate-{candidate.name}", _rate(evidence)
     found: list[Tax] = []
     for at in sorted(set(evidence.spec.load.points)):
-        for place in evidence.split(Place(evidence.rate, at)):
+        for place in evidence.split(Place(rate, at)):
             band = band_of(candidate.schedule, at, place.context)
             if band is not None:
                 found.extend(_stable(evidence, arm, band, place))
-    found.extend(_crossings(evidence, arm, candidate.schedule))
+    found.extend(_crossings(evidence, arm, candidate.schedule, rate))
     return found
+
+
+def _rate(evidence: Evidence) -> Metric:
+    """Return tokens per second; what whole arms are compared by where not all tokens are known."""
+    cells = (cell for launch in evidence.counted for cell in launch.cells if cell.timed)
+    known = all(cell.output_tokens is not None for cell in cells)
+    return Metric.THROUGHPUT if known else evidence.rate
 
 
 def _stable(evidence: Evidence, arm: str, band: Band, place: Place) -> Iterable[Tax]:
@@ -47,8 +57,9 @@ def _stable(evidence: Evidence, arm: str, band: Band, place: Place) -> Iterable[
         comparisons.append(("zeroTokens", "zero", none, text))
         comparisons.append(("freeZero", none, arm, "what a free K=0 would return"))
     for what, ours, theirs, text in comparisons:
-        differences = _differences(evidence, place, ours, theirs)
-        if differences and all(isfinite(d) for d in differences):
+        # Against a standstill no share can be told.
+        differences = [d for d in _differences(evidence, place, ours, theirs) if d != inf]
+        if differences:
             yield _tax(evidence, arm, band, place, what, differences, text)
 
 
@@ -61,11 +72,16 @@ def _tax(
     differences: Sequence[float],
     text: str,
 ) -> Tax:
-    mean = sum(differences) / len(differences)
     bounds = eprocess.interval(differences, seed=evidence.spec.experiment.seed)
-    low, high = (to_share(evidence.rate, b) for b in bounds) if bounds else (None, None)
-    change = to_share(evidence.rate, mean)
-    within = f", {low:+.1%} to {high:+.1%}" if low is not None and high is not None else ""
+    low, high = (to_share(place.metric, b) for b in bounds) if bounds else (None, None)
+    change = to_share(place.metric, sum(differences) / len(differences))
+    within = ", no interval"
+    if low is not None and high is not None:
+        within = f", {low:+.1%} to {high:+.1%}"
+    stalls = differences.count(-inf)
+    if stalls:
+        change = sum(to_share(place.metric, d) for d in differences) / len(differences)
+        within = f", {stalls} of them at a standstill"
     span = f"{band.first}-{band.last}" + (
         f", context {place.context}" if place.context is not None else ""
     )
@@ -75,12 +91,13 @@ def _tax(
         tokens=band.tokens,
         at=place.at,
         what=what,
+        metric=place.metric,
         change=change,
         low=low,
         high=high,
         count=len(differences),
-        message=f"band {span} (K={band.tokens}) at {place.at}: {text}: {change:+.1%} "
-        f"(n = {len(differences)}{within})",
+        message=f"band {span} (K={band.tokens}), {place.metric.value} at {place.at}: {text}: "
+        f"{change:+.1%} (n = {len(differences)}{within})",
     )
 
 
@@ -95,41 +112,58 @@ def _differences(evidence: Evidence, place: Place, arm: str, reference: str) -> 
     return evidence.apart(arm, reference, compare)
 
 
-def _crossings(evidence: Evidence, arm: str, rows: Sequence[Sequence[int]]) -> list[Tax]:
+def _crossings(
+    evidence: Evidence, arm: str, rows: Sequence[Sequence[int]], rate: Metric
+) -> list[Tax]:
     """Return what crossing a boundary costs, the first pass apart from later ones.
 
     Each window across a boundary is compared with the mean of the same launch's windows on both
-    sides, where it spends equal times.
+    sides. It spends equal times there but for streams that end their request after the way down, so
+    where the upper side is faster a cost is understated. A pass that is called the first, and
+    before which the launch was above the boundary, is neither.
     """
     found: dict[tuple[int, str], list[float]] = {}
     for launch in evidence.of(arm):
+        reached = 0.0
         for cell in launch.cells:
+            before, reached = reached, max(reached, _most_in_flight(cell.profile))
             boundary = cell.profile.boundary
             if cell.profile.kind != "crossing" or cell.void is not None or boundary is None:
                 continue
-            value = _against_both_sides(evidence, launch, cell)
+            what = "firstPass" if cell.profile.pass_ == 1 else "crossing"
+            if what == "firstPass" and (cell.visit > 1 or before > boundary):
+                continue
+            value = _against_both_sides(evidence, launch, cell, rate)
             if value is not None:
-                what = "firstPass" if cell.profile.pass_ == 1 else "crossing"
                 found.setdefault((boundary, what), []).append(value)
     taxes = []
     for (boundary, what), differences in sorted(found.items()):
         band = band_of(rows, boundary, None)
-        if band is not None and all(isfinite(d) for d in differences):
+        if band is not None:
             text = f"{'first pass' if what == 'firstPass' else 'passes'} across its upper boundary"
-            taxes.append(
-                _tax(evidence, arm, band, Place(evidence.rate, boundary), what, differences, text)
-            )
+            taxes.append(_tax(evidence, arm, band, Place(rate, boundary), what, differences, text))
     return taxes
 
 
-def _against_both_sides(evidence: Evidence, launch: Launch, cell: Cell) -> float | None:
+def _most_in_flight(profile: Profile) -> float:
+    """Return how many requests a window may have had in flight; an open loop may have had any."""
+    levels = [profile.concurrency, profile.high, profile.peak]
+    levels += [level for level, _ in profile.steps or []]
+    return max((level for level in levels if level is not None), default=inf)
+
+
+def _against_both_sides(
+    evidence: Evidence, launch: Launch, cell: Cell, rate: Metric
+) -> float | None:
     low, high = cell.profile.low, cell.profile.high
-    value = measured(cell, evidence.rate)
-    if low is None or high is None or not value:
+    value = measured(cell, rate)
+    if low is None or high is None or value is None:
         return None
-    sides = [evidence.parts(launch, Place(evidence.rate, at)) for at in (low, high)]
+    sides = [evidence.parts(launch, Place(rate, at)) for at in (low, high)]
     if not all(sides):
         return None
     means = [sum(parts.values()) / len(parts) for parts in sides]
     stable = sum(means) / 2
-    return log(value / stable) if stable > 0 else None
+    if stable <= 0:
+        return None
+    return log(value / stable) if value > 0 else -inf

@@ -153,6 +153,11 @@ class Watched(Value):
     message: str
     """The same for people."""
 
+    @property
+    def inside_spread(self) -> bool:
+        """Whether chance alone could show it; more pairs can tell."""
+        return abs(self.change) <= self.spread
+
 
 class Note(Value):
     """Something the reader must know to trust the verdict as far as it goes."""
@@ -179,11 +184,15 @@ class Tax(Value):
     modes differ its two parts, graphMode (static in piecewise graphs against static in its own)
     and pathAlone (constant against static in piecewise graphs); zeroTokens:
     zero against none; freeZero: none against the candidate, what a free K=0 would return;
-    crossing and firstPass: windows across the boundary against the mean of both sides."""
+    crossing and firstPass: windows across the boundary against the mean of both sides; firstPass is
+    the first time that the launch went above it."""
+    metric: Metric | None = None
+    """What was compared: throughput, where tokens were counted. Absent in older records, which
+    compared goodput."""
     change: float
     """Change; negative is a cost."""
     low: float | None = None
-    """Lower end of the 95 % interval; absent below two pairs."""
+    """Lower end of the 95 % interval; absent below two pairs, and where something stood still."""
     high: float | None = None
     """Upper end."""
     count: int

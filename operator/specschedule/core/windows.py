@@ -69,7 +69,8 @@ def windows(
         spec: The question.
         arm: Arm; it decides the planned tokens and, in Standard and Thorough, the crossings.
         round: Round of the launch, from 1; it decides the order and the prompts.
-        first: Whether it is the arm's first launch, which measures every crossing.
+        first: Whether it is the arm's first launch, which measures every crossing, and the first
+            passes before everything else, from the lowest boundary up.
         swing: Offered load that crosses the boundaries, once it is known.
     """
     load, effort = spec.load, spec.experiment.effort
@@ -106,26 +107,32 @@ def windows(
     if effort is Effort.QUICK or not arm.name.startswith("candidate-"):
         return [*found, outputs]
     crossings = _crossings(arm, points)
-    if not first and effort is Effort.STANDARD and crossings:
-        crossings = [crossings[round % len(crossings)]]
-    found.extend(
-        Window(
-            cell=f"r{round}-cross{boundary}-p{number}-s{base}",
-            profile=Profile(
-                kind="crossing",
-                low=low,
-                high=high,
-                boundary=boundary,
-                period_seconds=CROSSING_SECONDS,
-                pass_=number,
-            ),
-            seed=base,
-            requests=load.requests,
-        )
-        for low, boundary, high in crossings
+    passes = [
+        [
+            Window(
+                cell=f"r{round}-cross{boundary}-p{number}-s{base}",
+                profile=Profile(
+                    kind="crossing",
+                    low=low,
+                    high=high,
+                    boundary=boundary,
+                    period_seconds=CROSSING_SECONDS,
+                    pass_=number,
+                ),
+                seed=base,
+                requests=load.requests,
+            )
+            for low, boundary, high in crossings
+        ]
         for number in (1, 2)
-    )
-    return [*found, outputs]
+    ]
+    if first:
+        # Any other window first, and a boundary would be crossed before its first pass is measured.
+        return [*passes[0], *found, *passes[1], outputs]
+    later = passes[1]
+    if effort is Effort.STANDARD and later:
+        later = [later[round % len(later)]]
+    return [*found, *later, outputs]
 
 
 def _staircase(spec: Spec, max_num_seqs: int) -> list[list[int]]:

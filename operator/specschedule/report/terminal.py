@@ -24,6 +24,8 @@ def render(status: Mapping[str, Any], now: float) -> list[str]:
     arms = status.get("arms") or []
     if arms:
         lines.extend(_table(arms))
+    if not status.get("outcome"):
+        lines.extend(_so_far(status))
     return lines
 
 
@@ -74,3 +76,26 @@ def _table(arms: Sequence[Mapping[str, Any]]) -> list[str]:
         lines.append(line)
         lines.extend(f"  {'':<{width}}  ! {fault}" for fault in arm.get("faults") or [])
     return lines
+
+
+def _so_far(status: Mapping[str, Any]) -> list[str]:
+    """Return the noise seen, and what each requirement of the bar has shown and still needs."""
+    floors = [
+        f"{_place(floor)} {floor['floor']:.1%} (n = {floor['count']})"
+        for floor in status.get("noiseFloor") or []
+    ]
+    lines = [f"  noise floor: {', '.join(floors)}"] if floors else []
+    for verdict in status.get("verdict") or []:
+        lines.extend(
+            f"  {verdict['candidate']}: {bar['answer']}: {bar['message']}"
+            for bar in verdict.get("bars") or []
+            if bar["kind"] != "elsewhere" or bar["answer"] == "Lost"
+        )
+    return lines
+
+
+def _place(floor: Mapping[str, Any]) -> str:
+    rate = floor.get("requestsPerSecond")
+    load = f"{floor['at']}" if rate is None else f"{rate:g} requests/s"
+    category = f", {floor['category']}" if "category" in floor else ""
+    return f"{floor['metric']} at {load}{category}"

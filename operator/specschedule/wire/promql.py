@@ -46,6 +46,10 @@ def final_counts(*, run: str, launch: int, visit: int) -> str:
     return REQUESTS + "{" + ",".join(f"{k}={_quoted(v)}" for k, v in matchers.items()) + "}"
 
 
+ANY_COUNTS = f"topk(1, {REQUESTS})"
+"""The instant query for one of the load processes' series, whatever its labels are."""
+
+
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

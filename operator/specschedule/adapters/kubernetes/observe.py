@@ -207,9 +207,11 @@ class Observer:
             status=status,
             pod=self._pod(pod, status, job, visit) if pod else lost(status, "the pod is gone"),
             visit=visit,
-            scraped=final_counts(self._metrics, url, spec, _visit_number(job), visit, self._clock())
-            if job and visit and status.ended_at is None
-            else None,
+            **(
+                final_counts(self._metrics, url, spec, _visit_number(job), visit, self._clock())
+                if job and visit and status.ended_at is None
+                else {}
+            ),
         )
 
     def _pod(

@@ -52,6 +52,11 @@ class Pages:
         """Return what the last page of a visit said; empty when none was read."""
         return self._last.get((run, str(launch), str(visit)), {})
 
+    def unseen(self, url: str, *, run: str, launch: int, visit: int, at: float) -> str:
+        """Say which page was not read."""
+        query = promql.final_counts(run=run, launch=launch, visit=visit)
+        return f"no page of the load process was read that holds {query}"
+
     def serving(self, url: str, *, namespace: str, pods: Sequence[str]) -> ServingRegime | None:
         """Return nothing: no production traffic is looked at."""
         return None

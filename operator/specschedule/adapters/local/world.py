@@ -287,11 +287,13 @@ class LocalWorld:
             status=status,
             pod=self._pod(server, visit) if server is not None else lost(status, _GONE),
             visit=visit,
-            scraped=final_counts(
-                self._metrics, metrics_url, spec, load.visit.visit, visit, self._clock()
-            )
-            if load and visit
-            else None,
+            **(
+                final_counts(
+                    self._metrics, metrics_url, spec, load.visit.visit, visit, self._clock()
+                )
+                if load and visit
+                else {}
+            ),
         )
 
     def _pod(self, server: _Server, visit: VisitFacts | None) -> PodFacts:
