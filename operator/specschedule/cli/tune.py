@@ -64,6 +64,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     show_default=True,
     help="Port of the load process's counters, where spec.prometheus is to read them.",
 )
+@click.option(
+    "--instruments/--no-instruments",
+    default=True,
+    show_default=True,
+    help="Let launches carry what observes the engine from inside: the same in every arm.",
+)
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND")
 @output_option
 def command(
@@ -73,6 +79,7 @@ def command(
     minutes: float | None,
     prompts: Path | None,
     load_port: int,
+    instruments: bool,
     argv: tuple[str, ...],
     output: str,
 ) -> None:
@@ -108,6 +115,7 @@ def command(
             prometheus=PrometheusMetrics(),
             prompts=prompts,
             load_port=load_port,
+            instruments=instruments,
             until=None if minutes is None else time.time() + minutes * 60,
         )
         # What is shown on the way must not stand before the answer where that is JSON.

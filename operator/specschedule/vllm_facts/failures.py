@@ -34,7 +34,8 @@ _KNOWN: tuple[_Known, ...] = (
         "InstrumentsNotFound",
         re.compile(r"No module named 'specschedule\b|unrecognized arguments: .*--worker-extension"),
         "vLLM does not find, or does not know, what was delivered to it: write a PYTHONPATH that "
-        "the image sets into the container's env too, or let the operator run without instruments",
+        "the image or a script sets into the server's own variables instead, or run without "
+        "instruments (--no-instruments)",
     ),
     _Known(
         "TokenBudget",

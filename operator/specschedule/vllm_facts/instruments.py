@@ -131,6 +131,8 @@ def probing(
     server: ServerFacts,
     secret: str,
     environment: Mapping[str, str] | None = None,
+    *,
+    port: int = PROBE_PORT,
 ) -> Instruments:
     """Return the instruments of a launch whose K requests switch.
 
@@ -143,8 +145,9 @@ def probing(
         server: What it runs.
         secret: What a request must carry to switch.
         environment: Variables from elsewhere, as for ``read_container``.
+        port: Of its page on loopback, which a pod has to itself.
     """
-    variables = {settings.SECRET: secret, settings.SCHEDULER_PORT: str(PROBE_PORT)}
+    variables = {settings.SECRET: secret, settings.SCHEDULER_PORT: str(port)}
     found = scheduled(observed, container, server, PROBE, variables, environment)
     if isinstance(found, Unreadable):
         return replace(observed, left_out=(*observed.left_out, found.message))
@@ -238,17 +241,21 @@ def _joined(
     return [*entries[:at], ours, *entries[at + 1 :]]
 
 
-def _hidden(container: Mapping[str, Any]) -> Unreadable | None:
-    """Return why the server would not see PYTHONPATH: it would not find what it is told to load."""
-    words = [*items(container.get("command")), *items(container.get("args"))]
-    text = " ".join(map(str, words))
+def hides_path(text: str) -> str | None:
+    """Return what a command, or the script that it runs, does to hide PYTHONPATH from Python."""
     said = {
         "sets PYTHONPATH anew": _NEW_PATH,
         "starts the server without the container's variables": _NO_VARIABLES,
         "takes PYTHONPATH away": _PATH_REMOVED,
         "starts Python isolated from PYTHONPATH": _ISOLATED,
     }
-    what = next((what for what, pattern in said.items() if pattern.search(text)), None)
+    return next((what for what, pattern in said.items() if pattern.search(text)), None)
+
+
+def _hidden(container: Mapping[str, Any]) -> Unreadable | None:
+    """Return why the server would not see PYTHONPATH: it would not find what it is told to load."""
+    words = [*items(container.get("command")), *items(container.get("args"))]
+    what = hides_path(" ".join(map(str, words)))
     if what is None:
         return None
     return refuse(

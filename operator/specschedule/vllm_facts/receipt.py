@@ -8,7 +8,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from specschedule.core.evidence import Receipt
-from specschedule.core.receipts import SCHEDULE_DISABLED, SOURCES_DISAGREE
+from specschedule.core.receipts import NOT_CARRIED, SCHEDULE_DISABLED, SOURCES_DISAGREE
 from specschedule.vllm_facts.logs import LogFacts, read_log
 from specschedule.vllm_facts.metrics import read_metrics
 from specschedule.vllm_facts.plain import items, mapping
@@ -104,6 +104,14 @@ def read_receipt(
         *(["counters"] if scrape and scrape.recorder_on else []),
     ]
     return receipt.model_copy(update={"instruments": carried or None, "notes": notes or None})
+
+
+def with_left_out(receipt: Receipt, left_out: str | None) -> Receipt:
+    """Note which instruments the launch was made without, and why; None where with all."""
+    if not left_out:
+        return receipt
+    notes = [*(receipt.notes or []), f"{NOT_CARRIED}: {left_out}"]
+    return receipt.model_copy(update={"notes": notes})
 
 
 def with_gpu_label(receipt: Receipt, label: str | None) -> Receipt:

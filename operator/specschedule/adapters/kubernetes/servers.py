@@ -6,9 +6,8 @@ from typing import Any
 from specschedule.adapters import engine
 from specschedule.adapters.kubernetes.api import Api, Object
 from specschedule.core.evidence import Receipt
-from specschedule.core.receipts import NOT_CARRIED
 from specschedule.ports import Unavailable
-from specschedule.vllm_facts.receipt import adapters, with_gpu_label
+from specschedule.vllm_facts.receipt import adapters, with_gpu_label, with_left_out
 from specschedule.wire import names, pods
 
 _RECEIPTS_KEPT = 256
@@ -49,9 +48,8 @@ class Servers:
             },
         )
         receipt = with_gpu_label(receipt, _first(labels, _GPU_LABELS))
-        if why := (pod["metadata"].get("annotations") or {}).get(names.NOT_CARRIED):
-            notes = [*(receipt.notes or []), f"{NOT_CARRIED}: {why}"]
-            receipt = receipt.model_copy(update={"notes": notes})
+        annotations = pod["metadata"].get("annotations") or {}
+        receipt = with_left_out(receipt, annotations.get(names.NOT_CARRIED))
         if whole:
             self._receipts[uid] = receipt
             if len(self._receipts) > _RECEIPTS_KEPT:

@@ -9,14 +9,23 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from specschedule.core.preflight import REGISTRATION
+from specschedule.core.spec import Slo
 from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
-from specschedule.vllm_facts.arguments import edited_container, read_container, with_speculative
+from specschedule.vllm_facts.arguments import edited_container, read_container
+from specschedule.vllm_facts.instruments import (
+    Instruments,
+    arm_arguments,
+    hides_path,
+    observing,
+    probing,
+    variables_with,
+)
 from specschedule.vllm_facts.launch import Launch, launch_of
 from specschedule.vllm_facts.target import target_facts
 
@@ -28,6 +37,8 @@ _DECISIVE = re.compile(
 """Variables that decide how an engine runs; one that changes in mid-run voids its evidence."""
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD")
 _NVIDIA = Path("/proc/driver/nvidia")
+_LONGEST_SCRIPT = 1 << 16
+"""Bytes that are read of a program; scripts that start a server are shorter."""
 
 
 class Command:
@@ -83,14 +94,57 @@ class Command:
         return facts.model_copy(update={"server": server, "gpus": gpus})
 
     def with_speculative(
-        self, speculative: Mapping[str, Any] | None, *, graph_mode: str | None = None
+        self,
+        speculative: Mapping[str, Any] | Literal["unchanged"] | None,
+        *,
+        graph_mode: str | None = None,
+        instruments: Instruments = Instruments(),
     ) -> list[str] | Unreadable:
-        """Return the command that serves with exactly this speculative config."""
-        edit = with_speculative(self._container, speculative, graph_mode=graph_mode)
+        """Return the command that serves with exactly this speculative config.
+
+        Args:
+            speculative: The config; None serves without; ``unchanged`` keeps the command's own.
+            graph_mode: ``cudagraph_mode`` to add to the compilation config; None for none.
+            instruments: What it carries of ours.
+        """
+        edit = arm_arguments(
+            self._container,
+            speculative=speculative,
+            graph_mode=graph_mode,
+            instruments=instruments,
+        )
         if isinstance(edit, Unreadable):
             return edit
-        edited = edited_container(self._container, edit)
-        return [word.replace("$$", "$") for word in edited["command"]]
+        edited = edited_container(self._container, edit) if edit else self._container
+        return [_plain(word) for word in edited["command"]]
+
+    def instruments(self, slo: Slo, *, secret: str | None = None, port: int = 0) -> Instruments:
+        """Return what a launch carries: the same in every arm, but for a probe's scheduler.
+
+        Args:
+            slo: The limits that good requests meet.
+            secret: What a request must carry to switch K; None for an arm that is no probe.
+            port: Of a probe's page on loopback.
+        """
+        server = self.server()
+        if isinstance(server, Unreadable):
+            return Instruments(left_out=(server.message,))
+        if (why := self._path_hidden()) is not None:
+            return Instruments(left_out=(why,))
+        observed = observing(self._container, server, slo)
+        if secret is None:
+            return observed
+        return probing(observed, self._container, server, secret, port=port)
+
+    def variables(self, instruments: Instruments, folder: Path) -> dict[str, str]:
+        """Return the variables that instruments need, over those that the command runs with.
+
+        Args:
+            instruments: What the launch carries.
+            folder: Where ``engine.deliver`` has laid the parts.
+        """
+        entries = variables_with(self._container, instruments, _escaped(str(folder.resolve())))
+        return {entry["name"]: _plain(entry["value"]) for entry in entries}
 
     def _config_files(self) -> dict[str, str]:
         """Return the text of what ``--config`` names, by path."""
@@ -103,19 +157,31 @@ class Command:
         That is every program before the server's arguments, and beside each the packages of its
         Python environment: their names, versions and the times of their installation.
         """
+        digest = hashlib.sha256()
+        for program in self._programs():
+            digest.update(_file(program).encode())
+            for packages in sorted(program.parent.parent.glob("lib/python3*/site-packages")):
+                for record in sorted(packages.glob("*.dist-info/RECORD")):
+                    digest.update(_file(record).encode())
+        return f"local:{digest.hexdigest()}"
+
+    def _path_hidden(self) -> str | None:
+        """Say which script on the way to the server hides PYTHONPATH from it; None where none."""
+        for program in self._programs():
+            for line in _script(program):
+                if (what := hides_path(line)) is not None:
+                    return f"{program} {what}, so vLLM would not find what is delivered"
+        return None
+
+    def _programs(self) -> Iterator[Path]:
+        """Yield every program before the server's arguments."""
         launch = launch_of(self._container)
         count = len(self.argv)
         if isinstance(launch, Launch) and launch.places:
             count = launch.places[0].item
-        digest = hashlib.sha256()
         for word in self.argv[:count]:
-            if (program := shutil.which(word)) is None:
-                continue
-            digest.update(_file(Path(program)).encode())
-            for packages in sorted(Path(program).parent.parent.glob("lib/python3*/site-packages")):
-                for record in sorted(packages.glob("*.dist-info/RECORD")):
-                    digest.update(_file(record).encode())
-        return f"local:{digest.hexdigest()}"
+            if (program := shutil.which(word)) is not None:
+                yield Path(program)
 
 
 def gpu_products() -> list[str]:
@@ -146,5 +212,20 @@ def _file(path: Path) -> str:
     return f"{path} {found.st_size} {found.st_mtime_ns}\n"
 
 
+def _script(program: Path) -> list[str]:
+    """Return the lines of a script; none of a binary, whose words are no commands."""
+    try:
+        with program.open("rb") as file:
+            head = file.read(_LONGEST_SCRIPT)
+    except OSError:
+        return []
+    text = head.decode(errors="replace") if head.startswith(b"#!") else ""
+    return text.replace("\\\n", " ").splitlines()
+
+
 def _escaped(word: str) -> str:
     return word.replace("$", "$$")
+
+
+def _plain(word: str) -> str:
+    return word.replace("$$", "$")

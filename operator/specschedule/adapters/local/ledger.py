@@ -4,6 +4,7 @@
     trials/         one SpecTrial per launch: the ledger
     logs/           what servers and load processes wrote
     processes/      what may be alive
+    plugins/        what runs inside the engine
     trials.yaml     all SpecTrials, for ``specschedule judge``
 
 A folder holds one run. Everything in it is written whole or not at all.

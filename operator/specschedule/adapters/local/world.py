@@ -1,5 +1,6 @@
 """The port ``World`` on one machine: launches and visits are processes, objects are files."""
 
+import contextlib
 import logging
 import os
 import socket
@@ -7,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,13 @@ from specschedule.core.observed import (
 )
 from specschedule.core.target import Unreadable
 from specschedule.core.visit import Visit, VisitEnded
+from specschedule.engine import settings
+from specschedule.engine.deliver import deliver
 from specschedule.ports import Key, Metrics, Refused
 from specschedule.vllm_facts.failures import last_words
+from specschedule.vllm_facts.instruments import Instruments
 from specschedule.vllm_facts.logs import compiled_at, without_times
+from specschedule.vllm_facts.receipt import with_left_out
 from specschedule.wire import jobs, manifests
 
 log = logging.getLogger(__name__)
@@ -63,6 +69,7 @@ class _Server:
     process: processes.Process
     argv: list[str]
     url: str
+    carried: Instruments
     ready_at: float | None = None
     receipt: Receipt | None = None
     """Once it was read whole."""
@@ -88,6 +95,7 @@ class LocalWorld:
         prometheus: Metrics,
         prompts: Path | None = None,
         load_port: int = manifests.LOAD_PORT,
+        instruments: bool = True,
         until: float | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -99,6 +107,7 @@ class LocalWorld:
             prometheus: Prometheus, asked where the spec names a server.
             prompts: Prompts of the load: a folder or a file.
             load_port: Port of the load process's counters, where a Prometheus reads them.
+            instruments: Whether launches carry what observes the engine from inside.
             until: Unix seconds after which no launch begins, but for the second of a pair.
             clock: Unix seconds.
         """
@@ -108,6 +117,8 @@ class LocalWorld:
         self._pages = Pages()
         self._metrics: Metrics = prometheus if self._url else self._pages
         self._target = command.target()
+        self._instruments = instruments
+        self._probes = _page(self._carried(secret="any", port=1)) is not None
         self._servers: dict[str, _Server] = {}
         self._loads: dict[str, _Load] = {}
         self._scraped_at = 0.0
@@ -136,7 +147,7 @@ class LocalWorld:
                 for name, (spec, status) in self._ledger.trials().items()
             ],
             metrics=metrics,
-            probes=False,
+            probes=self._probes,
         )
 
     def perform(self, key: Key, action: Action) -> None:
@@ -228,26 +239,53 @@ class LocalWorld:
         if name in self._servers:
             return
         spec, _ = self._ledger.trials()[name]
-        argv: list[str] | Unreadable = self._command.argv
-        if not spec.unchanged:
-            argv = self._command.with_speculative(spec.speculative, graph_mode=spec.graph_mode)
+        secret = spec.visit.screen.secret if spec.visit.screen is not None else None
+        port, page = _free_ports(2)
+        carried = self._carried(secret=secret, port=page)
+        argv = self._command.with_speculative(
+            "unchanged" if spec.unchanged else spec.speculative,
+            graph_mode=spec.graph_mode,
+            instruments=carried,
+        )
         if isinstance(argv, Unreadable):
             raise Refused(argv.message)
-        port = _free_port()
+        variables = self._command.variables(carried, self._plugins) if carried.carried else {}
         argv = [*argv, "--host", HOST, "--port", str(port)]
         process = processes.start(
             self._records,
             name,
             argv,
-            environment=self._environment({}),
+            environment=self._environment(variables),
             log=self._ledger.folder / f"logs/{name}.log",
         )
-        self._servers[name] = _Server(process, argv, f"http://{HOST}:{port}")
+        self._servers[name] = _Server(process, argv, f"http://{HOST}:{port}", carried)
+
+    def _carried(self, *, secret: str | None, port: int) -> Instruments:
+        """Return what a launch carries of ours, as a trial pod would."""
+        if not self._instruments:
+            return Instruments()
+        if ":" in str(self._ledger.folder.resolve()):
+            why = "PYTHONPATH cannot name the run folder, whose path has a :"
+            return Instruments(left_out=(why,))
+        return self._command.instruments(self._ledger.spec.slo, secret=secret, port=port)
+
+    @cached_property
+    def _plugins(self) -> Path:
+        """Lay out what runs inside the engine, and return where."""
+        folder = self._ledger.folder / "plugins"
+        try:
+            deliver(folder)
+        except OSError as error:
+            raise Refused(f"{folder} cannot be written: {error}") from error
+        return folder
 
     def _start_visit(self, name: str, visit: Visit) -> None:
         if name in self._loads:
             return
-        port = self._load_port if self._url else _free_port()
+        if visit.screen is not None and (server := self._servers.get(name)) is not None:
+            screen = visit.screen.model_copy(update={"page": _page(server.carried)})
+            visit = visit.model_copy(update={"screen": screen})
+        port = self._load_port if self._url else _free_ports(1)[0]
         variables = manifests.visit_variables(visit, port=port)
         if not self._url:
             variables["SPECSCHEDULE_METRICS_HOST"] = HOST
@@ -330,6 +368,7 @@ class LocalWorld:
                 "boot_seconds": round(server.ready_at - server.process.created_at, 1),
             },
         )
+        found = with_left_out(found, "; ".join(server.carried.left_out))
         if whole:
             server.receipt = found
         return found
@@ -353,12 +392,20 @@ class LocalWorld:
         return VisitFacts(phase="Failed", message=message, created_at=created_at, events=said)
 
 
+def _page(carried: Instruments) -> str | None:
+    """Return where a launch's probe scheduler tells its steps; None where it carries none."""
+    port = carried.variables.get(settings.SCHEDULER_PORT)
+    return f"http://{HOST}:{port}" if port is not None else None
+
+
 def _paired(arm: str) -> bool:
     return arm == "incumbent" or arm.startswith("candidate-")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _free_ports(count: int) -> list[int]:
+    """Return ports of loopback that nobody listens on, all different."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind((HOST, 0))
+        return [probe.getsockname()[1] for probe in probes]
