@@ -5,9 +5,10 @@ import json
 import click
 
 from specschedule.cli.output import BadInput, emit, output_option
-from specschedule.cli.question import read_cells, read_question, sizes
+from specschedule.cli.question import read_cells, read_forward, read_question, sizes
 from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs
 from specschedule.core.forecast import Interval
+from specschedule.core.forward import Unusable
 from specschedule.core.proposal import Proposal, Proposed
 from specschedule.core.screen import ASSUMED_FLOOR, Search
 from specschedule.core.tuner import NothingMeasured, propose
@@ -28,6 +29,11 @@ from specschedule.core.versions import adaptive_verification
 @click.option("--noise-floor", help="Differences below it are noise, such as 3%. [1%]")
 @click.option("--method", help="Speculative method, to say whether it can verify adaptively.")
 @click.option("--engine-version", help="Version of vLLM, for the same.")
+@click.option(
+    "--forward",
+    help="Steps timed by vllm bench forward (0.33 and newer): what its --output-json wrote. "
+    "Three of their settings must be among the cells.",
+)
 @output_option
 def command(
     path: str,
@@ -40,6 +46,7 @@ def command(
     noise_floor: str | None,
     method: str | None,
     engine_version: str | None,
+    forward: str | None,
     output: str,
 ) -> None:
     """Propose schedules from measured CELLS, with predicted numbers and why."""
@@ -68,9 +75,12 @@ def command(
         and adaptive_verification(method, engine_version)
     )
     try:
-        answer = propose(search, found, adaptive=adaptive)
+        timed = read_forward(forward) if forward is not None else []
+        answer = propose(search, found, adaptive=adaptive, forward=timed)
     except NothingMeasured as error:
         raise BadInput(f"{cells}: no cell can be used: {error}") from error
+    except Unusable as error:
+        raise BadInput(f"--forward {forward}: {error}") from error
     emit(answer.plain(), _text(answer), output)
 
 

@@ -3,15 +3,18 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, ValidationError
 
 from specschedule.cli.output import BadInput
 from specschedule.cli.specs import fault, only
 from specschedule.core.evidence import Cell
+from specschedule.core.forward import Case
 from specschedule.core.spec import Experiment, Load, SearchLimits, Slo, Speculative
 from specschedule.core.values import WRITTEN, Value
+
+Item = TypeVar("Item", Cell, Case)
 
 
 class Question(Value):
@@ -48,6 +51,24 @@ def read_cells(path: str) -> list[Cell]:
     Raises:
         BadInput: It holds no cells, or something else.
     """
+    return _items(path, Cell, "cell")
+
+
+def read_forward(path: str) -> list[Case]:
+    """Return the cases that ``vllm bench forward --output-json`` wrote.
+
+    Raises:
+        BadInput: The file holds none, or something else.
+    """
+    return _items(path, Case, "case")
+
+
+def _items(path: str, kind: type[Item], named: str) -> list[Item]:
+    """Return the values in a file.
+
+    Raises:
+        BadInput: It holds none, or something else.
+    """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -57,16 +78,16 @@ def read_cells(path: str) -> list[Cell]:
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: not JSON: {error}") from error
     if not isinstance(plain, list):
-        raise BadInput(f"{path}: must hold a list of cells")
+        raise BadInput(f"{path}: must hold a list of {named}s")
     if not plain:
-        raise BadInput(f"{path}: holds no cell")
-    cells = []
+        raise BadInput(f"{path}: holds no {named}")
+    found = []
     for at, item in enumerate(plain):
         try:
-            cells.append(Cell.model_validate(item))
+            found.append(kind.model_validate(item))
         except ValidationError as error:
             raise BadInput(f"{path}: item {at + 1}{fault(error)}") from error
-    return cells
+    return found
 
 
 def _json(text: str) -> Any:

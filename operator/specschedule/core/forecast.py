@@ -97,13 +97,14 @@ class Forecast:
     ) -> None:
         self.sweep, self.slo, self.output_tokens, self.graphs = sweep, slo, output_tokens, graphs
         self.acceptance: Acceptance = acceptance(w.cell for w in sweep.schedule)
-        self.steps = StepTimes([w.timed for w in sweep.schedule], self.acceptance, graphs)
+        timed = [*(w.timed for w in sweep.schedule), *sweep.timed]
+        self.steps = StepTimes(timed, self.acceptance, graphs)
         self.windows: dict[Setting, int] = {}
         for window in sweep.schedule:
             self.windows[window.setting] = self.windows.get(window.setting, 0) + 1
-        measured = [w.setting.batch for w in sweep.schedule]
+        measured = [each.setting.batch for each in timed]
         self.range = (min(measured), max(measured))
-        """Smallest and largest batch size measured."""
+        """Smallest and largest batch size at which steps were measured."""
         zero = [0] if any(w.setting.tokens == 0 for w in sweep.schedule) else []
         self.tokens: tuple[int, ...] = (
             *zero,

@@ -54,6 +54,8 @@ class Sweep:
     """Without a speculative config."""
     notes: tuple[str, ...]
     """What was left out, and why."""
+    timed: tuple[Timed, ...] = ()
+    """Steps on the schedule's path that were timed without a server (``forward.py``)."""
 
     @property
     def contexts(self) -> tuple[int, ...]:
@@ -68,6 +70,7 @@ class Sweep:
             self,
             schedule=tuple(map(_anywhere, self.schedule)),
             none=tuple(map(_anywhere, self.none)),
+            timed=tuple(t._replace(setting=t.setting._replace(context=None)) for t in self.timed),
         )
 
 

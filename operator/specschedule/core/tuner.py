@@ -23,6 +23,7 @@ from specschedule.core.choice import (
 from specschedule.core.cost import Setting
 from specschedule.core.evidence import Cell
 from specschedule.core.forecast import Predicted
+from specschedule.core.forward import Case, beside
 from specschedule.core.proposal import Choice, Length, Proposal, Proposed, compared, lead
 from specschedule.core.schedule import Band, effective
 from specschedule.core.screen import Search, View, expected_regret, next_windows, places, view
@@ -47,16 +48,24 @@ class NothingMeasured(ValueError):
     """No cell says anything about a schedule; the message gives the first reason."""
 
 
-def propose(search: Search, cells: Iterable[Cell], *, adaptive: bool = False) -> Proposal:
+def propose(
+    search: Search,
+    cells: Iterable[Cell],
+    *,
+    adaptive: bool = False,
+    forward: Sequence[Case] = (),
+) -> Proposal:
     """Return candidate schedules with predicted numbers.
 
     Args:
         search: What is tuned.
         cells: Windows of a screening, in the order in which they were measured.
         adaptive: Whether the engine supports adaptive verification here.
+        forward: Steps timed by ``vllm bench forward``.
 
     Raises:
         NothingMeasured: No cell counts on the path of a schedule or a static K.
+        Unusable: The timed steps cannot stand beside these cells.
     """
     cells = list(cells)
     found = sweep(cells, contexts=search.contexts)
@@ -66,6 +75,9 @@ def propose(search: Search, cells: Iterable[Cell], *, adaptive: bool = False) ->
             if found.notes
             else "no window with K above 0, held requests and draft counters"
         )
+    if forward:
+        usual = search.prompt_tokens + search.output_tokens // 2
+        found = beside(found, forward, usual=usual)
     notes = list(found.notes)
     found, flat = _flat(search, found)
     notes += flat
