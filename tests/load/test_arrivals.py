@@ -47,14 +47,16 @@ def test_the_stream_counts_one_turn_and_goes_on_around_it(
     requests: int, lead: float, seed: int
 ) -> None:
     turn = draw(1.5, requests, seed)
-    counted, due_times = 0, []
-    for due, counts, _ in turn.stream(lead):
+    places, due_times = [], []
+    for due, place, arrival in turn.stream(lead):
         if due > 2 * turn.seconds:
             break
         due_times.append(due)
-        counted += counts
-        assert counts == (0 <= due < turn.seconds) or due == turn.seconds
-    assert counted == requests
+        places.append(place)
+        assert arrival is turn.arrivals[place % requests]
+        assert (0 <= place < requests) == (0 <= due < turn.seconds) or due == turn.seconds
+    assert places == list(range(places[0], places[-1] + 1)), "the same whatever the lead"
+    assert set(range(requests)) <= set(places)
     assert due_times == sorted(due_times)
     assert due_times[0] >= -lead - 1e-9
     expected = sum(

@@ -42,8 +42,8 @@ def taken(
     window = made.windows[0].model_copy(update={"category": category})
     source = Source(made, window, pool=pool, model="m", **options)
     prompts = []
-    for _ in range(count):
-        body = json.loads(source.take().body)
+    for place in range(count):
+        body = json.loads(source.request(place).body)
         prompts.append(body["prompt"] if "prompt" in body else body["messages"][0]["content"])
     return prompts
 
@@ -56,7 +56,7 @@ def own(prompt: str) -> str:
 def test_the_request_fixes_length_and_sampling_and_asks_for_counts() -> None:
     made = visit(sampling={"temperature": 0.7, "topP": 0.9})
     source = Source(made, made.windows[0], pool=POOL, model="m")
-    body = json.loads(source.take().body)
+    body = json.loads(source.request(0).body)
     del body["prompt"]
     assert body == {
         "model": "m",
@@ -108,6 +108,24 @@ def test_unique_prompts_never_begin_alike(
     second = taken(visit(endpoint=endpoint, **changes), 40, pool=pool, **options)
     heads = {str(prompt[:16]) for prompt in first + second}
     assert len(heads) == 80, claim
+
+
+@pytest.mark.parametrize("regime", ["Unique", "Shared", "Warm"])
+def test_what_is_sent_before_a_window_is_another_request_than_all_that_count(regime: str) -> None:
+    pool = Pool({"a": [f"prompt {number}" for number in range(50)]})
+    made = visit(prefixCache=regime)
+    source = Source(made, made.windows[0], pool=pool, model="m")
+    before = [source.take() for _ in range(20)]
+    source.begin()
+    counted = [source.take() for _ in range(20)]
+    assert [request.index for request in before] == list(range(-1, -21, -1))
+    assert [request.index for request in counted] == list(range(20))
+    bodies = {request.body for request in before + counted}
+    # Warm repeats few prompts on purpose, and all of them are in the cache beforehand.
+    assert len(bodies) == (16 if regime == "Warm" else 40)
+    if regime == "Unique":
+        texts = {own(json.loads(request.body)["prompt"]) for request in before + counted}
+        assert len(texts) == 40, "with prompts enough, no text is heated up"
 
 
 def test_the_texts_behind_the_nonce_do_not_depend_on_the_round() -> None:

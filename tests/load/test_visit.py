@@ -205,6 +205,58 @@ def test_records_say_what_became_of_every_request() -> None:
     asyncio.run(run())
 
 
+def counted_places(out: StringIO, cell: str = "r1-0") -> list[int]:
+    """Return the places in the order of a window's prompts that counted in it, sorted."""
+    lines = map(json.loads, out.getvalue().splitlines())
+    return sorted(line["index"] for line in lines if line["counted"] and line["cell"] == cell)
+
+
+@pytest.mark.parametrize("profile", [HOLD, {"kind": "open", "requestsPerSecond": 16}])
+def test_a_slow_server_and_a_fast_one_count_the_same_prompts(profile: dict[str, Any]) -> None:
+    async def run() -> None:
+        found, before = [], []
+        for chunk, pause in ((1, 0.008), (3, 0.004)):
+            out = StringIO()
+            answer = Script(chunks=[chunk] * (30 // chunk), pause=pause)
+            async with Scripted(lambda number, body, answer=answer: answer) as server:  # type: ignore[misc]
+                visit = plan(server.url, profile, warmUpTimeout="12s")
+                well, said = await carry_out(visit, records=out)
+            assert well
+            found.append(counted_places(out))
+            prompts = [str(body["prompt"]) for body in server.bodies]
+            assert len(set(prompts)) == len(prompts), "no prompt is sent twice"
+            before.append(len(prompts) - cells(said)[0].offered)
+        slow, fast = found
+        assert slow[:12] == fast[:12] == list(range(12))
+        assert before[0] != before[1], "they need not be equal before the window for that"
+
+    asyncio.run(run())
+
+
+def test_answers_that_differ_in_length_of_time_change_few_of_the_counted_prompts() -> None:
+    async def run() -> None:
+        found = []
+        for pause, salt in ((0.005, 0), (0.01, 3)):
+
+            def script(
+                number: int, body: dict[str, Any], pause: float = pause, salt: int = salt
+            ) -> Script:
+                # As acceptance does: some prompts are answered half again as fast as others, and
+                # which they are differs between the servers.
+                return Script(pause=pause * (1 + (sum(body["prompt"]) + salt) % 6 / 10))
+
+            out = StringIO()
+            async with Scripted(script) as server:
+                visit = plan(server.url, HOLD | {"concurrency": 8}, warmUpTimeout="12s")
+                await carry_out(visit, records=out)
+            found.append(set(counted_places(out)))
+        for one in found:
+            assert sum(place < 0 for place in one) <= 3
+            assert sum(place not in one for place in range(14)) <= 3
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("claim", "script", "changes", "reason", "words"),
     [
@@ -311,10 +363,11 @@ def test_a_crossing_goes_through_the_boundary_and_its_later_passes_are_a_cell_of
     None
 ):
     async def run() -> None:
+        out = StringIO()
         crossing = {"kind": "crossing", "low": 1, "high": 5, "periodSeconds": 0.6, "boundary": 3}
         async with Scripted(lambda number, body: Script(pause=0.004)) as server:
             visit = plan(server.url, crossing | {"pass": 1}, crossing | {"pass": 2})
-            well, said = await carry_out(visit)
+            well, said = await carry_out(visit, records=out)
         assert well
         first, later = cells(said)
         assert max(server.seen_in_flight) == 5
@@ -322,6 +375,7 @@ def test_a_crossing_goes_through_the_boundary_and_its_later_passes_are_a_cell_of
         assert later.offered >= 12
         assert first.profile.pass_ == 1
         assert first.in_flight_exact is None
+        assert set(range(10)) <= set(counted_places(out, "r1-1")), "each pass has its own order"
 
     asyncio.run(run())
 

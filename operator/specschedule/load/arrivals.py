@@ -36,18 +36,19 @@ class Turn:
     arrivals: tuple[Arrival, ...]
     """In time order, all within [0, seconds)."""
 
-    def stream(self, lead: float) -> Iterator[tuple[float, bool, Arrival]]:
-        """Yield (due, counted, arrival) for ever, from ``lead`` seconds before the window.
+    def stream(self, lead: float) -> Iterator[tuple[float, int, Arrival]]:
+        """Yield (due, place, arrival) for ever, from ``lead`` seconds before the window.
 
-        Due times are seconds since the window opens; arrivals of the turn that starts at 0 are
-        the counted ones.
+        Due times are seconds since the window opens. Places number the arrivals from the first one
+        of the turn that starts at 0, whatever the lead; that turn holds the counted ones.
         """
         times = [arrival.at for arrival in self.arrivals]
         turn = -math.ceil(lead / self.seconds)
         skip = bisect.bisect_left(times, -lead - turn * self.seconds)
         for number in itertools.count(turn):
-            for arrival in self.arrivals[skip:]:
-                yield number * self.seconds + arrival.at, number == 0, arrival
+            for place in range(skip, len(times)):
+                due = number * self.seconds + times[place]
+                yield due, number * len(times) + place, self.arrivals[place]
             skip = 0
 
 

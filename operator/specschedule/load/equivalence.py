@@ -42,12 +42,13 @@ class Equivalence:
         measurement = self._measurement
         window, visit = measurement.window, measurement.visit
         lengths = random.Random(f"ragged/{window.seed}")
-        records = []
+        records: list[Record] = []
         measurement.open(self._clock())
         for in_flight, prompts in window.profile.steps or []:
             for _ in range(prompts):
                 await self._fewer_than(in_flight)
-                request = self._source.take(
+                request = self._source.request(
+                    len(records),
                     lengths.randint(*_within(COMPARED_TOKENS, visit.output_tokens)),
                     lengths.randint(
                         *_within((LONGEST_PROMPT // 4, LONGEST_PROMPT), visit.prompt_tokens)

@@ -58,14 +58,15 @@ class Open:
         return await measurement.cell()
 
     async def _send_all(self, turn: Turn, opens: float) -> None:
-        for due, counted, arrival in turn.stream(self._lead):
+        for due, place, arrival in turn.stream(self._lead):
             await asyncio.sleep(max(0.0, opens + due - self._clock()))
-            task = self._tasks.create_task(self._send(opens + due, counted, arrival))
+            counted = 0 <= place < len(turn.arrivals)
+            task = self._tasks.create_task(self._send(opens + due, place, counted, arrival))
             self._in_flight.add(task)
             task.add_done_callback(self._in_flight.discard)
 
-    async def _send(self, due: float, counted: bool, arrival: Arrival) -> None:
-        request = self._source.take(arrival.output_tokens, arrival.prompt_tokens)
+    async def _send(self, due: float, place: int, counted: bool, arrival: Arrival) -> None:
+        request = self._source.request(place, arrival.output_tokens, arrival.prompt_tokens)
         record = Record(request, self._measurement.window.cell, due)
         if len(self._in_flight) > MOST_IN_FLIGHT:
             record.error = f"not sent: {MOST_IN_FLIGHT} requests are in flight already"

@@ -42,7 +42,8 @@ class Closed:
         self._clock = measurement.clock
         self._opened = asyncio.Event()
         self._moved = asyncio.Event()
-        self._opens = False
+        self._to_end: int | None = None
+        """Requests that end before the window opens; None until the load is ready for it."""
         self._gap = 0.0
         """Mean seconds between the ends of two requests, as seen before the window."""
         self._steady = True
@@ -70,11 +71,25 @@ class Closed:
         if meter.is_open:
             meter.finish(record)
             self._moved.set()
-        elif not self._opens and self._ready(record.ended):
-            self._opens = True
-            self._gap = self._source.output_tokens / self._measurement.throughput.rate(record.ended)
-            loop = asyncio.get_running_loop()
-            loop.call_at(record.ended + self._gap / 2, self._open)
+        elif meter.opened is None:
+            self._lead(record.ended)
+
+    def _lead(self, ended: float) -> None:
+        """Open the window when every stream sends what counts.
+
+        A window counts the requests that end in it, so those in flight when it opens must be of its
+        own order already: as many as there are streams are sent first. An arm that answers sooner
+        then counts the same prompts as one that warms up with fewer requests.
+        """
+        if self._to_end is None:
+            if not self._ready(ended):
+                return
+            self._gap = self._source.output_tokens / self._measurement.throughput.rate(ended)
+            self._to_end = self._streams.target
+            self._streams.begin()
+        self._to_end -= 1
+        if self._to_end == 0:
+            asyncio.get_running_loop().call_at(ended + self._gap / 2, self._open)
 
     async def _hold(self, concurrency: int) -> Cell:
         measurement = self._measurement
@@ -94,6 +109,7 @@ class Closed:
         """Bring the load to a number of streams and wait until the window is open."""
         self._streams.hold(target, self._source, self._measurement.window.cell, spread=True)
         if continued:
+            self._streams.begin()
             self._open()
         await self._opened.wait()
 

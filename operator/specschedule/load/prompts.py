@@ -1,7 +1,8 @@
 """Prompts: where they come from, in which order they are sent, and what the cache sees of them.
 
-Every arm of a round gets the same prompts in the same order, given the seed. The prefix-cache
-regime is reached by construction:
+Every arm of a round gets the same prompts in the same order, given the seed. The order has places:
+those from 0 on belong to the window, and negative ones are sent before it. A faster arm sends more
+of those, and still counts the same prompts. The prefix-cache regime is reached by construction:
 
 - ``Unique``: a nonce leads every prompt, so that no launch sees a beginning twice. It depends on
   the run, the round, the visit, the window's load and the place in the order, never on the arm.
@@ -12,6 +13,7 @@ A window whose outputs are compared gets the same prompts in every launch of the
 """
 
 import hashlib
+import itertools
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -136,7 +138,7 @@ class Source:
             PromptsMissing: The pool lacks the window's category.
         """
         self._visit, self._window, self._pool = visit, window, pool
-        self._index = 0
+        self._places = itertools.count(-1, -1)
         self._order = f"{window.seed}/{window.category}"
         load = json.dumps(window.profile.plain(), sort_keys=True)
         self._nonce = f"{visit.run}/{visit.round}/{visit.visit}/{self._order}/{load}/{repeat}"
@@ -159,20 +161,28 @@ class Source:
             self._nonce = f"{visit.run}/{self._order}/{load}"
             self._common |= {"temperature": 0.0, "top_p": 1.0, "return_token_ids": True}
 
-    def take(self, output_tokens: int | None = None, prompt_tokens: int | None = None) -> Prepared:
-        """Return the next request.
+    def take(self, output_tokens: int | None = None) -> Prepared:
+        """Return the next request: places -1, -2 and so on; once begun, places 0, 1 and so on.
 
         Args:
             output_tokens: Output length; the visit's when left out.
-            prompt_tokens: Length of a synthetic prompt; the visit's or the depth when left out.
         """
-        index, self._index = self._index, self._index + 1
-        return self.request(index, output_tokens, prompt_tokens)
+        return self.request(next(self._places), output_tokens)
+
+    def begin(self) -> None:
+        """Let ``take`` go on with place 0."""
+        self._places = itertools.count()
 
     def request(
         self, index: int, output_tokens: int | None = None, prompt_tokens: int | None = None
     ) -> Prepared:
-        """Return the request at a place in the order."""
+        """Return the request at a place in the order.
+
+        Args:
+            index: The place; negative ones are for what is sent before the window.
+            output_tokens: Output length; the visit's when left out.
+            prompt_tokens: Length of a synthetic prompt; the visit's or the depth when left out.
+        """
         length = output_tokens or self._visit.output_tokens
         category, prompt = self._prompt(index, prompt_tokens)
         body = self._common | {"max_tokens": length, "min_tokens": length}

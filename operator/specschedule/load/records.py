@@ -23,7 +23,7 @@ class Prepared:
     """A request ready to be sent."""
 
     index: int
-    """Place in the order of its cell, from 0."""
+    """Place in the order of its cell, from 0; negative for what is sent before the window."""
     category: str | None
     """Category of its prompt."""
     body: bytes

@@ -80,6 +80,12 @@ class ClosedLoop:
             stream = self._tasks.create_task(self._stream(source, next(self._numbers), share))
             self._streams.add(stream)
 
+    def begin(self) -> None:
+        """Let what counts begin: the next request is the first one of the window's own order."""
+        assert self._source is not None
+        self._ready.clear()
+        self._source.begin()
+
     async def stop(self) -> None:
         """Give up every request and end all streams."""
         streams, self._streams = self._streams, set()
