@@ -64,13 +64,13 @@ def test_prefills_count_for_the_batch_size_and_not_for_the_context() -> None:
     st.lists(st.integers(0, 6), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 9000)), min_size=1, max_size=8),
 )
-def test_three_number_rows_are_the_engines_own_lookup_at_every_context(ks, sizes) -> None:
+def test_three_number_rows_are_followed_by_batch_size_at_every_context(ks, sizes) -> None:
     rows = [[2 * at + 1, 2 * at + 2, k] for at, k in enumerate(ks)]
-    followed = table(rows)
-    lookup = [0, *(followed.tokens(batch) for batch in range(1, 9))]
     requests = {str(at): request(*each) for at, each in enumerate(sizes)}
-    planned = Planner(followed).plan(requests, output(dict.fromkeys(requests, 1)))
-    assert planned == lookup[len(requests)]
+    planned = Planner(table(rows)).plan(requests, output(dict.fromkeys(requests, 1)))
+    # Two batch sizes to a row, the last row goes on, and no K is above num_speculative_tokens.
+    # That the engine reads rows so is shown on the engine itself, in tests/vllm/test_lookup.py.
+    assert planned == min(ks[min((len(sizes) - 1) // 2, len(ks) - 1)], 4)
 
 
 @given(st.lists(st.integers(0, 6000), min_size=1, max_size=8))
