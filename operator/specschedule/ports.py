@@ -50,8 +50,17 @@ class Metrics(Protocol):
         """Say why ``final_counts`` is empty: what was asked, and which series there are instead."""
         ...
 
-    def serving(self, url: str, *, namespace: str, pods: Sequence[str]) -> ServingRegime | None:
-        """Return what serving pods did of late; None when nothing is known of them."""
+    def serving(
+        self, url: str, *, namespace: str, pods: Sequence[str], points: Sequence[int]
+    ) -> ServingRegime | None:
+        """Return what serving pods did of late; None when nothing is known of them.
+
+        Args:
+            url: Of the server.
+            namespace: Of the pods.
+            pods: Their names.
+            points: Requests in flight near which their time is counted.
+        """
         ...
 
 

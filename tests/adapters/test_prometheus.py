@@ -359,14 +359,16 @@ def test_the_counters_of_a_process_that_is_gone_are_still_read(
 
 
 def regime(url: str) -> ServingRegime | None:
-    return PrometheusMetrics().serving(url, namespace="llm", pods=["chat-1", "chat-2"])
+    return PrometheusMetrics().serving(
+        url, namespace="llm", pods=["chat-1", "chat-2"], points=[1, 4, 8]
+    )
 
 
 def facts(**values: str) -> list[tuple[dict[str, str], str]]:
     return [({"fact": name}, value) for name, value in values.items()]
 
 
-REGIMES: dict[str, tuple[list[Any], dict[str, float] | None]] = {
+REGIMES: dict[str, tuple[list[Any], dict[str, Any] | None]] = {
     "ratios of what grew": (
         facts(
             prefix_hits="30",
@@ -377,6 +379,10 @@ REGIMES: dict[str, tuple[list[Any], dict[str, float] | None]] = {
             batch_size_p95="7",
         ),
         {"prefixHitShare": 0.3, "promptTokens": 450.0, "batchSize": 2.5, "batchSizeP95": 7.0},
+    ),
+    "shares of the busy time by load point": (
+        facts(near_1="30", near_8="90"),
+        {"timeAt": {"1": 0.25, "8": 0.75}},
     ),
     "no traffic has no lengths": (
         facts(prompt_tokens="0", prompts="0", batch_size="0"),
@@ -400,7 +406,7 @@ def test_what_serving_does_reads_as(case: str) -> None:
 def test_of_an_outage_nothing_is_known_about_serving() -> None:
     with served(body(503, "busy")) as url:
         assert regime(url) is None
-        assert PrometheusMetrics().serving(url, namespace="llm", pods=[]) is None
+        assert PrometheusMetrics().serving(url, namespace="llm", pods=[], points=[1]) is None
 
 
 def test_the_real_server_tells_what_the_serving_pods_did(
@@ -429,7 +435,12 @@ def test_the_real_server_tells_what_the_serving_pods_did(
 
     with served(pods) as target:
         url = prometheus(target)
-        until(lambda: (found := regime(url)) is not None and found.prompt_tokens is not None)
+
+        def told() -> bool:
+            found = regime(url)
+            return found is not None and None not in (found.prompt_tokens, found.time_at)
+
+        until(told)
         found = regime(url)
     assert found is not None
     assert found.prefix_hit_share == pytest.approx(0.3)
@@ -437,3 +448,5 @@ def test_the_real_server_tells_what_the_serving_pods_did(
     assert found.output_tokens == pytest.approx(64)
     assert found.batch_size == pytest.approx(4)
     assert found.batch_size_p95 == pytest.approx(6)
+    # 2 requests are nearest to 4 of the points 1, 4 and 8 by ratio, 6 to 8; the other pod is none.
+    assert found.time_at == pytest.approx({4: 0.5, 8: 0.5})

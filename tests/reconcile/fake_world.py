@@ -28,6 +28,7 @@ from specschedule.core.observed import (
     TrialStatus,
     VisitFacts,
 )
+from specschedule.core.regime import ServingRegime
 from specschedule.core.screening import next_window
 from specschedule.core.spec import Spec
 from specschedule.core.target import RolloutFacts, ServerFacts, TargetFacts, Unreadable
@@ -88,6 +89,9 @@ class FakeWorld:
         """Windows after which the first visit of each screening launch fails."""
         self.probe_never_switches = False
         self.scheduler_class: str | None = None
+        self.serving: ServingRegime | None = None
+        self.kv_cache_tokens = 100_000
+        self.captured_sizes: list[int] | None = None
 
     def clock(self) -> float:
         return self.now
@@ -120,6 +124,7 @@ class FakeWorld:
             target=self._target(),
             prompts=self.prompts,
             trials=[self._trial(name) for name in sorted(self.trials)],
+            serving=None if self.trials else self.serving,
             metrics=MetricsFacts(
                 url="http://prometheus",
                 available=not self.prometheus_down,
@@ -189,7 +194,8 @@ class FakeWorld:
                 "image_id": self.images.get(self.trials[name][0].arm, "sha256:a"),
                 "log_level_hides_warnings": False,
                 "caches_warm": True,
-                "kv_cache_tokens": 100_000,
+                "kv_cache_tokens": self.kv_cache_tokens,
+                "captured_sizes": self.captured_sizes,
                 "async_scheduling": True,
                 "attention_backend": "FLASH_ATTN",
             }

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from specschedule.api.v1alpha1 import Status
+from specschedule.core.regime import ServingRegime
 
 from .test_runs import INCUMBENT, SPEC, run, settle, world
 
@@ -192,3 +193,59 @@ def test_a_screen_of_which_nothing_counts_is_inconclusive():
     assert (status["outcome"], status["reason"]) == ("Inconclusive", "NothingMeasured")
     assert "out of memory" in status["message"]
     assert of.pods == {}
+
+
+def test_load_points_beyond_the_kv_cache_are_neither_screened_nor_proposed_for():
+    of = world(SEARCH)
+    of.kv_cache_tokens = 12 * 100
+    status = run(of, until=lambda w: w.status.get("proposals"))
+    screened = [cell for spec, s in of.trials.values() if spec.screening for cell in s.cells]
+    assert {cell.arm for cell in screened} == {"probe", "none"}
+    assert all(cell.profile.concurrency * (64 + 32) <= 12 * 100 for cell in screened)
+    assert {8, 1} <= {cell.profile.concurrency for cell in screened if cell.tokens == 5}
+    assert any("16 in flight is beyond" in note for note in status["proposals"]["notes"])
+
+
+def test_rows_end_on_the_graphs_that_the_launch_captured():
+    of = world(SEARCH)
+    of.captured_sizes = [9, 18, 36, 72]
+    run(of, until=lambda w: w.status.get("proposals"))
+    ends = {
+        (row[1], row[2])
+        for each in of.status["proposals"]["proposed"]
+        for row in (each.get("schedule") or [])[:-1]
+    }
+    assert ends
+    assert all(last in {size // (k + 1) for size in of.captured_sizes} for last, k in ends)
+    screens = [spec.visit.screen for spec, _ in of.trials.values() if spec.screening]
+    assert all(screen.kv_cache_tokens is None for screen in screens), "nobody knows beforehand"
+
+
+def test_a_cache_that_holds_no_load_point_is_named():
+    of = world(SEARCH)
+    of.kv_cache_tokens = 80
+    status = run(of)
+    assert (status["outcome"], status["reason"]) == ("Inconclusive", "NothingMeasured")
+    assert "cannot hold any of the load points" in status["message"]
+    assert arms(of) == ["probe", "none"]
+
+
+def test_load_points_weigh_by_the_time_that_serving_spends_there():
+    def static(**time_at):
+        of = world(SEARCH)
+        if time_at:
+            of.serving = ServingRegime(seconds=3600, time_at=time_at["time_at"])
+        run(of, until=lambda w: w.status.get("proposals"))
+        found = of.status["proposals"]
+        (fixed,) = [each for each in found["proposed"] if each["kind"] == "static"]
+        return fixed["maxTokens"], found["notes"][0]
+
+    alone, said = static(time_at={1: 1.0})
+    assert said == (
+        "load points weigh by the time that serving pods spent nearest to each: "
+        "1: 93%, 8: 3%, 16: 3%"
+    )
+    crowded, _ = static(time_at={8: 0.2, 16: 0.8})
+    assert alone > crowded
+    _, said = static()
+    assert said == "load points weigh alike: nobody tells where serving spends its time"

@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specschedule.core.acceptance import Acceptance
-from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs, Setting, StepTimes, Timed
+from specschedule.core.cost import (
+    DEFAULT_GRAPH_SIZES,
+    PRIOR_NOISE,
+    Graphs,
+    Setting,
+    StepTimes,
+    Timed,
+)
 from tests.tuner.published import EAGLE3, length
 
 LENGTHS = Acceptance(np.array([length(EAGLE3, k) for k in range(8)]), np.zeros(8), (1, 2, 7))
@@ -42,7 +49,7 @@ def test_context_is_a_cost_per_token_read():
 def test_a_measured_setting_keeps_its_measured_time():
     model = fitted(lambda b, k: linear(b, k) * (1.3 if (b, k) == (8, 2) else 1.0))
     mean, covariance = model.predict([Setting(8, 2), Setting(24, 4)])
-    assert np.exp(mean[0]) == pytest.approx(1.3 * linear(8, 2), rel=0.01)
+    assert np.exp(mean[0]) == pytest.approx(1.3 * linear(8, 2), rel=0.02)
     assert covariance[0, 0] < covariance[1, 1] / 4
 
 
@@ -60,7 +67,7 @@ def test_the_jump_above_the_largest_graph_is_learnt_from_both_sides():
 def test_repeats_tell_the_noise_and_steady_the_mean():
     once = [Timed(Setting(8, 2), 0.01), Timed(Setting(1, 0), 0.005)]
     loud = [Timed(Setting(8, 2), 0.01 * f) for f in (0.9, 1.1, 0.95, 1.05)] + once[1:]
-    assert StepTimes(once, LENGTHS, Graphs(())).noise == pytest.approx(0.01)
+    assert StepTimes(once, LENGTHS, Graphs(())).noise == pytest.approx(PRIOR_NOISE)
     model = StepTimes(loud, LENGTHS, Graphs(()))
     assert 0.04 < model.noise < 0.1
     assert model.seconds([Setting(8, 2)])[0] == pytest.approx(0.01, rel=0.03)

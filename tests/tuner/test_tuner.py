@@ -149,7 +149,7 @@ def test_rows_outside_the_measured_range_say_so():
 
 
 def test_nothing_is_predicted_beyond_the_kv_cache():
-    found = loses_later(kv_cache_tokens=32 * 200)
+    found = loses_later(kv_cache_tokens=32 * 260)
     assert {p.at for c in found.candidates for p in c.predicted} == {1, 8, 32}
     assert "64 in flight is beyond the KV cache" in " ".join(found.notes)
 
@@ -271,6 +271,27 @@ def test_lowering_k_for_short_contexts_carries_the_warning():
         in w
         for w in five.warnings
     )
+
+
+def test_raising_k_for_long_contexts_carries_no_warning_of_lowering():
+    # Drafts lose far more at short contexts than they gain at long ones: K=0 is best by batch size.
+    cells = [
+        cell(b, k, 6e-3 * (1 + k * (2 if c == 400 else 0.5)), published.EAGLE3, context=c)
+        for c in (400, 4000)
+        for b in (16, 64)
+        for k in range(3)
+    ]
+    wanted = search((16, 64), 2, contexts=(400, 4000), max_model_len=32_768)
+    found = by_name(propose(wanted, cells))
+    best, five = (
+        effective(found[name].schedule, max_tokens=2, max_num_seqs=64)
+        for name in ("best", "context")
+    )
+    assert [best.tokens(b) for b in (16, 64)] == [0, 0]
+    assert [five.tokens(b, 400) for b in (16, 64)] == [0, 0]
+    assert all(five.tokens(b, 4000) > 0 for b in (16, 64))
+    (only,) = found["context"].warnings
+    assert "mixed contexts" in only
 
 
 def test_no_gain_is_claimed_where_both_select_the_same_k():

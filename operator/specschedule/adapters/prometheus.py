@@ -106,16 +106,20 @@ class PrometheusMetrics:
             return f"{text}; no series has that name at all"
         return f"{text}; a series of that name has the labels {', '.join(labels)}"
 
-    def serving(self, url: str, *, namespace: str, pods: Sequence[str]) -> ServingRegime | None:
+    def serving(
+        self, url: str, *, namespace: str, pods: Sequence[str], points: Sequence[int]
+    ) -> ServingRegime | None:
         """Return what serving pods did of late; None when nothing is known of them.
 
-        A pair of Prometheus replicas doubles both sides of a mean, which then stays as it is.
+        A pair of Prometheus replicas doubles both sides of a mean or a share, which then stays
+        as it is.
         """
         if not pods:
             return None
         facts: dict[str, float] = {}
         try:
-            for series in self._query(url, promql.serving(namespace=namespace, pods=pods)):
+            query = promql.serving(namespace=namespace, pods=pods, points=points)
+            for series in self._query(url, query):
                 value = float(series["value"][1])
                 if math.isfinite(value):
                     facts[series["metric"]["fact"]] = value
@@ -125,6 +129,8 @@ class PrometheusMetrics:
         def mean(total: str, count: str) -> float | None:
             return round(facts[total] / facts[count], 4) if facts.get(count) else None
 
+        near = {point: facts.get(f"{promql.NEAR}{point}", 0.0) for point in points}
+        busy = sum(near.values())
         found = ServingRegime(
             seconds=promql.SERVING_SECONDS,
             prefix_hit_share=mean("prefix_hits", "prefix_queries"),
@@ -132,6 +138,7 @@ class PrometheusMetrics:
             output_tokens=mean("output_tokens", "outputs"),
             batch_size=facts.get("batch_size"),
             batch_size_p95=facts.get("batch_size_p95"),
+            time_at={at: round(n / busy, 4) for at, n in near.items() if n} if busy else None,
         )
         return found if len(found.plain()) > 1 else None
 

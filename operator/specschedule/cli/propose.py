@@ -1,6 +1,7 @@
 """``specschedule propose``: schedules worth testing, from the cells of a screening."""
 
 import json
+from collections.abc import Sequence
 
 import click
 
@@ -27,6 +28,13 @@ from specschedule.core.versions import adaptive_verification
 @click.option("--kv-cache-tokens", type=click.IntRange(1), help="Tokens the KV cache holds.")
 @click.option("--graph-sizes", help="Captured graph sizes, such as 1,2,4,8. [vLLM's default]")
 @click.option("--noise-floor", help="Differences below it are noise, such as 3%. [1%]")
+@click.option(
+    "--time-at",
+    multiple=True,
+    metavar="POINT=SHARE",
+    help="Share of its time that serving spends near a load point, such as 8=60%; may be given "
+    "again. Points not named share the rest. [all weigh alike]",
+)
 @click.option("--method", help="Speculative method, to say whether it can verify adaptively.")
 @click.option("--engine-version", help="Version of vLLM, for the same.")
 @click.option(
@@ -44,6 +52,7 @@ def command(
     kv_cache_tokens: int | None,
     graph_sizes: str | None,
     noise_floor: str | None,
+    time_at: tuple[str, ...],
     method: str | None,
     engine_version: str | None,
     forward: str | None,
@@ -57,12 +66,13 @@ def command(
     largest = max(c.tokens or 0 for c in found) or 1
     search = Search(
         slo=spec.slo,
-        time_at=dict.fromkeys(spec.batch_sizes, 1.0),
+        time_at=_time_at(time_at, spec.batch_sizes),
+        time_told="--time-at" if time_at else None,
         max_tokens=max_tokens or (limits.max_tokens if limits else largest),
         max_num_seqs=max_num_seqs or max(spec.batch_sizes),
         output_tokens=spec.load.output_tokens,
         prompt_tokens=spec.load.prompt_tokens,
-        contexts=tuple(limits.contexts) if limits else (),
+        contexts=tuple(sorted(limits.contexts)) if limits else (),
         graphs=Graphs(DEFAULT_GRAPH_SIZES if graph_sizes is None else sizes(graph_sizes)),
         kv_cache_tokens=kv_cache_tokens,
         max_model_len=max_model_len,
@@ -94,6 +104,31 @@ def _floor(text: str | None) -> float:
     if floor >= 1:
         raise BadInput(f"--noise-floor: {text} is not below 100%")
     return floor
+
+
+def _time_at(given: Sequence[str], points: Sequence[int]) -> dict[int, float]:
+    """Read shares of time by load point; those not named share what is left evenly.
+
+    Raises:
+        BadInput: One is no POINT=SHARE of a load point, or they are no shares of a whole.
+    """
+    named: dict[int, float] = {}
+    for text in given:
+        point, _, share = text.partition("=")
+        try:
+            at, part = int(point), parse_share(share)
+        except ValueError as error:
+            raise BadInput(f"--time-at: {text!r}: write it as 8=60% ({error})") from error
+        if at not in points or at in named:
+            listed = ", ".join(map(str, sorted(points)))
+            raise BadInput(f"--time-at: {text}: name each of the load points {listed} once at most")
+        named[at] = part
+    others = [at for at in points if at not in named]
+    total = sum(named.values())
+    if total > 1.0 + 1e-9 or (total == 0.0 and not others):
+        raise BadInput(f"--time-at: the shares add up to {total:.0%}, not to at most 100%")
+    rest = max(0.0, 1.0 - total) / len(others) if others else 0.0
+    return {at: named.get(at, rest) for at in points}
 
 
 def _text(answer: Proposal) -> str:

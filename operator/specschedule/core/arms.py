@@ -187,21 +187,34 @@ def adaptive_config(base: dict[str, Any] | None, candidates: Sequence[Candidate]
     return static_config(base, largest) | {ADAPTIVE_KEY: True}
 
 
+def can_verify_adaptively(
+    base: dict[str, Any] | None, server: ServerFacts, version: str | None
+) -> bool:
+    """Say whether this server can run adaptive verification.
+
+    Args:
+        base: The speculative config that its method is taken from.
+        server: The target's server.
+        version: vLLM's version, where a launch has told it; else its image's tag may.
+    """
+    version = version or version_of_image(server.image)
+    full_graphs = server.graph_mode is None or server.graph_mode.upper().startswith("FULL")
+    return (
+        version is not None
+        and adaptive_verification(str((base or {}).get("method") or ""), version)
+        and bool(server.gpus)
+        and not server.enforce_eager
+        and full_graphs
+        and not server.enable_lora
+        and server.pipeline_parallel_size <= 1
+    )
+
+
 def _adaptive(
     spec: Spec, base: dict[str, Any] | None, server: ServerFacts, version: str | None
 ) -> Arm | None:
     """Return vLLM's own rival of a schedule, where this server can run it."""
-    version = version or version_of_image(server.image)
-    full_graphs = server.graph_mode is None or server.graph_mode.upper().startswith("FULL")
-    if (
-        version is None
-        or not adaptive_verification(str((base or {}).get("method") or ""), version)
-        or not server.gpus
-        or server.enforce_eager
-        or not full_graphs
-        or server.enable_lora
-        or server.pipeline_parallel_size > 1
-    ):
+    if not can_verify_adaptively(base, server, version):
         return None
     config = adaptive_config(base, spec.candidates)
     return Arm(

@@ -27,6 +27,8 @@ PREFERENCE = 5e-4
 AROUND = 0.25
 """Octaves by which the batch size wanders around a load point (standard deviation), half of the
 time."""
+SMALL = 8
+"""Batch sizes up to here are looked at one by one: one request more is a large share of them."""
 BACKGROUND = 0.05
 """Share of the weight that all batch sizes get, evenly by octave."""
 
@@ -58,9 +60,9 @@ def grid(
     top = min(max(time_at), max_num_seqs)
     free = frozenset({*range(1, min(16, top) + 1), *range(16, top + 1, 8)})
     ends = {k: frozenset(graphs.last_batches(k, top)) if graphs.sizes else free for k in tokens}
-    batches = sorted(
-        {top, *(b for b in time_at if b <= top), *(b for e in ends.values() for b in e)}
-    )
+    small = range(1, min(SMALL, top) + 1)
+    told = (b for b in time_at if b <= top)
+    batches = sorted({top, *small, *told, *(b for e in ends.values() for b in e)})
     firsts = [1, *(b + 1 for b in batches[:-1])]
     octaves = np.array([log2(b + 1) - log2(a) for a, b in zip(firsts, batches, strict=True)])
     weights = BACKGROUND * octaves / octaves.sum()

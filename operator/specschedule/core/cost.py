@@ -12,7 +12,7 @@ Used to choose what to measure and to propose, never as evidence.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2, sqrt
+from math import log, log2, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +103,7 @@ class StepTimes:
             by_setting.setdefault(window.setting, []).append(float(np.log(window.seconds)))
         self.settings = list(by_setting)
         means = np.array([np.mean(by_setting[s]) for s in self.settings])
-        self.noise = _noise(list(by_setting.values()))
+        self.noise = noise(windows).sd
         """Standard deviation of the logarithm between repeated windows of one setting."""
         variance = np.array([self.noise**2 / len(by_setting[s]) for s in self.settings])
         self._contexts = sorted({s.context for s in self.settings if s.context is not None})
@@ -208,8 +208,20 @@ class StepTimes:
         return np.asarray(MISFIT**2 * near * ACROSS**crossed + OWN**2 * same)
 
 
-def _noise(repeats: Sequence[Sequence[float]]) -> float:
-    """Return the spread of repeated windows, drawn towards a prior while there are few."""
-    squares = sum(float(np.var(r) * len(r)) for r in repeats if len(r) > 1)
-    count = sum(len(r) - 1 for r in repeats)
-    return sqrt((PRIOR_COUNT * PRIOR_NOISE**2 + squares) / (PRIOR_COUNT + count))
+class Noise(NamedTuple):
+    """The spread of repeated windows of one setting."""
+
+    sd: float
+    """Standard deviation of the logarithm of a window's step time."""
+    freedom: int
+    """Degrees of freedom that it rests on, those of the prior included."""
+
+
+def noise(windows: Sequence[Timed]) -> Noise:
+    """Return how far windows of one setting differ, drawn towards a prior while few repeat."""
+    repeats: dict[Setting, list[float]] = {}
+    for window in windows:
+        repeats.setdefault(window.setting, []).append(log(window.seconds))
+    squares = sum(float(np.var(r) * len(r)) for r in repeats.values())
+    freedom = PRIOR_COUNT + len(windows) - len(repeats)
+    return Noise(sqrt((PRIOR_COUNT * PRIOR_NOISE**2 + squares) / freedom), freedom)

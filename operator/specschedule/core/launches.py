@@ -129,7 +129,8 @@ def _visit(trial: TrialFacts, pod: PodFacts) -> Step:
     visit = trial.spec.visit.model_copy(update={"url": pod.url, "visit": number})
     if visit.screen is not None:
         done = [*visit.screen.done, *trial.status.cells]
-        screen = visit.screen.model_copy(update={"done": done})
+        # What this launch can hold, and which graphs it has, only its receipt tells.
+        screen = visit.screen.within(pod.receipt).model_copy(update={"done": done})
         visit = visit.model_copy(update={"screen": screen})
     update = {"visits": number, "ready_at": rfc3339(pod.ready_at or pod.created_at)}
     if pod.receipt.plain():

@@ -1,6 +1,6 @@
 """The regime that a verdict holds for: what the workload was, and whether serving is like it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from specschedule.core.compare import CONTEXT_STEP, INCUMBENT, Evidence
@@ -9,6 +9,9 @@ from specschedule.core.values import Value
 
 HITS_APART = 0.1
 """Shares of prompt tokens found in the prefix cache further apart than this are two regimes."""
+EVENLY = 0.1
+"""Share of the weight that load points get evenly, wherever serving is: traffic moves, and a bar
+may name a point that the last hour did not see."""
 
 
 class ServingRegime(Value):
@@ -26,6 +29,25 @@ class ServingRegime(Value):
     """Mean requests running in a pod."""
     batch_size_p95: float | None = None
     """Requests running in the busiest pod, 95th percentile over time."""
+    time_at: dict[int, float] | None = None
+    """Share of the pods' busy time spent nearest to each number of requests in flight at which a
+    search chooses; those never seen are left out."""
+
+
+def weights(points: Sequence[int], serving: ServingRegime | None) -> list[float] | None:
+    """Return how much each load point counts, adding up to 1; None where nobody tells.
+
+    Args:
+        points: Requests in flight at which a search chooses.
+        serving: What the serving pods do.
+    """
+    told = serving.time_at if serving is not None else None
+    seen = sum((told or {}).get(at, 0.0) for at in points)
+    if not told or seen <= 0:
+        return None
+    return [
+        round(EVENLY / len(points) + (1 - EVENLY) * told.get(at, 0.0) / seen, 4) for at in points
+    ]
 
 
 def regime(spec: Spec, evidence: Evidence, serving: ServingRegime | None) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ from specschedule.core.observed import (
 from specschedule.core.plan import Cost, LaunchRecord, Slot, Start
 from specschedule.core.proposal import Proposals
 from specschedule.core.refusal import rejected, superseded, unwanted
+from specschedule.core.regime import ServingRegime
 from specschedule.core.schedule import ScheduleError
 from specschedule.core.spec import Mode, Spec
 from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
@@ -170,6 +171,7 @@ class Run:
             uid=self.observed.schedule.uid,
             run=self.run,
             probes=self.observed.probes,
+            serving=self._serving,
             proposed=None if known is None else Proposals.model_validate(known),
         )
         self.spec = self.search.spec
@@ -344,13 +346,17 @@ class Run:
     def _judge(self) -> Judgement:
         """Judge the launches that are over."""
         evidence = [as_launch(t) for t in self.rounds if launches.ended(t)]
-        serving = self.trials[0].spec.serving if self.trials else None
-        return judge.judge(self.spec, evidence, server=self.server, serving=serving)
+        return judge.judge(self.spec, evidence, server=self.server, serving=self._serving)
 
     def _so_far(self) -> Judgement | None:
         """Return what is known before the end: once an arm was relaunched, there is a forecast."""
         judgement = self._judge()
         return judgement if judgement.noise_floor else None
+
+    @property
+    def _serving(self) -> ServingRegime | None:
+        """What the serving pods did when the run began: its first launch keeps it."""
+        return self.trials[0].spec.serving if self.trials else self.observed.serving
 
     def _between_arms(self, server: ServerFacts) -> list[Gate]:
         return gates.between_arms(self.spec, [as_launch(t) for t in self.rounds], server)

@@ -7,20 +7,22 @@ the load points and on both sides of every boundary that would be proposed.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import log2, sqrt
+from math import expm1, log2, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from specschedule.core.chance import shuffled
-from specschedule.core.choice import Grid, grid, rows, tokens_at
+from specschedule.core.choice import BOUNDARY_PRICE, Grid, grid, rows, tokens_at
 from specschedule.core.compare import NONE
 from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs, Setting
+from specschedule.core.depth import flat
 from specschedule.core.evidence import Cell
 from specschedule.core.forecast import Forecast
+from specschedule.core.neighbours import VARIANTS, undecided
 from specschedule.core.schedule import Band
 from specschedule.core.spec import Slo
 from specschedule.core.sweep import Sweep, sweep
@@ -29,7 +31,7 @@ from specschedule.core.values import Value
 Floats = NDArray[np.float64]
 
 INDIFFERENT = 0.02
-"""Ks within this share of the best are alike, or within the noise floor where that is wider."""
+"""Ks within this share of the best are alike, or within the noise where that is wider."""
 ASSUMED_FLOOR = 0.01
 """Noise floor where relaunches have not shown it."""
 ENOUGH = 0.005
@@ -45,6 +47,10 @@ BESIDE = 0.2
 """Weight of a batch size beside a proposed boundary, against a load point."""
 WINDOW_LENGTH_SD = 0.015
 """Standard deviation of the logarithm of a window's acceptance length."""
+HOLDS_NONE = "the server cannot hold any of the load points"
+"""Why nothing is measured where not even the seeds fit."""
+AGAIN = 2
+"""Seeds that are measured a second time before anything is chosen: what differs then is noise."""
 TRIES = 3
 """Windows of one setting that may fail to count before it is given up."""
 
@@ -75,10 +81,12 @@ class Search:
     """Noise floor of the objective, as a share."""
     seed: int = 0
     """Decides the order of windows."""
+    time_told: str | None = None
+    """What ``time_at`` says, for people; None where nobody told it and load points weigh alike."""
 
     @property
     def zone(self) -> float:
-        """Share below the best within which Ks are alike."""
+        """Share below the best within which Ks are alike, on a machine without noise."""
         return max(INDIFFERENT, self.floor)
 
     @property
@@ -90,14 +98,17 @@ class Search:
     def budget(self) -> int:
         """Windows that may be spent on the schedule's path, beside those of ``none_settings``.
 
-        Never fewer than the seeds and one for each load point.
+        Never fewer than the seeds, those measured again and one for each load point.
         """
         sweep_all = len(self.points) * (self.max_tokens + 1) * max(1, len(self.contexts)) * REPEATS
-        least = len(seeds(self)) + len(self.points)
+        least = len(seeds(self)) + AGAIN + len(self.points)
         return max(least, sweep_all // FEWER - len(none_settings(self)))
 
     def possible(self, setting: Setting) -> bool:
-        """Say whether the server can hold a setting: batch size, KV cache, sequence length."""
+        """Say whether the server can hold a setting: batch size, KV cache, sequence length.
+
+        Streams begin together, so their requests are at their longest together, at first.
+        """
         context = setting.context
         if context is None:
             context = self.prompt_tokens + self.output_tokens // 2
@@ -106,10 +117,7 @@ class Search:
             setting.batch <= self.max_num_seqs
             and setting.tokens <= self.max_tokens
             and (self.max_model_len is None or reach <= self.max_model_len)
-            and (
-                self.kv_cache_tokens is None
-                or setting.batch * (context + setting.tokens + 1) <= self.kv_cache_tokens
-            )
+            and (self.kv_cache_tokens is None or setting.batch * reach <= self.kv_cache_tokens)
         )
 
 
@@ -152,6 +160,20 @@ class View:
     """Contexts that are told apart; (None,) when there are none."""
     grid: Grid
 
+    @cached_property
+    def floor(self) -> float:
+        """Noise floor, as a share: as it is known, or what repeated windows show where more.
+
+        One standard deviation between repeats is also that of the difference between two settings
+        with two windows each.
+        """
+        return max(self.search.floor, -expm1(-self.forecast.steps.noise))
+
+    @property
+    def zone(self) -> float:
+        """Share below the best within which Ks are alike: indifferent, or not told from noise."""
+        return max(self.search.zone, self.floor)
+
     def scores(self, context: int | None) -> Floats:
         """Return scores on the grid at a context: a row per batch size, a column per K."""
         return self.forecast.table(self.grid.batches, context)
@@ -163,10 +185,33 @@ class View:
     @cached_property
     def best(self) -> dict[int | None, list[Band]]:
         """The best bands by context."""
-        return {
-            c: rows(self.grid, self.scores(c), self.tokens, zone=self.search.zone)
-            for c in self.contexts
-        }
+        return {c: self.rows(self.scores(c)) for c in self.contexts}
+
+    def rows(
+        self,
+        scores: Floats,
+        *,
+        price: float = BOUNDARY_PRICE,
+        zero: bool = True,
+        largest: bool = False,
+    ) -> list[Band]:
+        """Return the best bands for scores on the grid.
+
+        Args:
+            scores: A row per batch size, a column per K.
+            price: What a boundary costs, as a share of the objective at one load point.
+            zero: Whether K may be 0.
+            largest: Prefer the largest K of those alike, not the smallest.
+        """
+        columns = [i for i, k in enumerate(self.tokens) if k > 0 or zero]
+        return rows(
+            self.grid,
+            scores[:, columns],
+            [self.tokens[i] for i in columns],
+            zone=self.zone,
+            price=price,
+            largest=largest,
+        )
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -238,26 +283,42 @@ def next_windows(search: Search, cells: Iterable[Cell], *, count: int = 3) -> Ne
     done = {w.setting for w in found.schedule}
     spent = len(found.schedule)
     lost = given_up(cells, found)
-    missing = [s for s in seeds(search) if not _is_measured(s, done) and s not in lost]
+    wanted = seeds(search)
+    if not wanted:
+        return Next(asks=[], reason=HOLDS_NONE)
+    missing = [s for s in wanted if not _is_measured(s, done) and s not in lost]
     if missing:
         return Next(
             asks=[_ask(s, "seed") for s in shuffled(missing, search.seed, "seeds")],
             reason="seed windows span the batch sizes and the Ks",
         )
-    if not found.schedule or not any(search.possible(Setting(b, 0)) for b in search.points):
-        return Next(asks=[], reason="the server cannot hold any of the load points")
     if not any(setting.tokens for setting in done):
         return Next(asks=[], reason=f"no window with drafts counts: {found.notes[-1]}")
+    again = [s for s in wanted if s in done - lost and s.tokens == search.max_tokens]
+    if again := again[: max(0, AGAIN - (spent - len(done)))]:
+        return Next(
+            asks=[_ask(s, "a seed again: what differs is noise") for s in again],
+            reason="how far repeats differ decides what can be told apart",
+        )
+    left = search.budget - spent
+    if flat(found, search.zone) is not None:
+        # One context stands for all, and what the depth sweep took at others is paid already.
+        one = found.contexts[0]
+        search = replace(search, contexts=(one,))
+        spent = sum(window.setting.context == one for window in found.schedule)
+        found, left = found.anywhere(one), min(left, search.budget - spent)
     seen = view(search, found)
     asks, rivals, regret = _adaptive(seen, count)
-    left = search.budget - spent
     unseen, once = _checks(seen)
     # What would be proposed is measured before anything else. With windows to spare, so are the
-    # strongest rivals that no window has seen, then the proposal a second time.
-    unseen, asks, rivals, once = (
-        [ask for ask in those if ask.setting not in lost] for those in (unseen, asks, rivals, once)
+    # strongest rivals that no window has seen and what decides between the proposal and its
+    # neighbours, then the proposal a second time.
+    unseen, asks, rivals, beside, once = (
+        [ask for ask in those if ask.setting not in lost]
+        for those in (unseen, asks, rivals, _beside_best(seen), once)
     )
-    asks = [*unseen, *asks][:count] or rivals[:count] or once[:count]
+    spare = [*rivals[:1], *beside, *rivals[1:]]
+    asks = [*unseen, *asks][:count] or spare[:count] or once[:count]
     if not asks:
         return Next(asks=[], expected_regret=regret, reason="what is left to gain is too little")
     if left <= 0:
@@ -330,7 +391,8 @@ def places(seen: View) -> dict[tuple[int, int | None], float]:
             weight = BESIDE / (len(search.points) * len(seen.contexts))
             weights.setdefault((batch, context), weight)
     possible = {p: w for p, w in weights.items() if search.possible(Setting(p[0], 0, p[1]))}
-    return {p: w / sum(possible.values()) for p, w in possible.items()}
+    total = sum(possible.values()) or 1.0
+    return {p: w / total for p, w in possible.items()}
 
 
 def _beside(bands: Sequence[Band], batches: Sequence[int]) -> list[int]:
@@ -361,7 +423,7 @@ def _adaptive(seen: View, count: int) -> tuple[list[Ask], list[Ask], float]:
                 covariance[np.ix_(own, own)],
                 [settings[i].tokens for i in own],
                 tokens_at(seen.best[context], batch),
-                seen.search.zone,
+                seen.zone,
             )
             found.append((lost, int(own[chosen]), int(own[rival])))
         return found
@@ -427,6 +489,18 @@ def _checks(seen: View) -> tuple[list[Ask], list[Ask]]:
                 why = "proposed and measured once" if count else "proposed and never measured"
                 asks[count].append(_ask(setting, why))
     return asks
+
+
+def _beside_best(seen: View) -> list[Ask]:
+    """Return windows that tell the best rows from their neighbours, two of a setting at most."""
+    found = undecided(seen.rows(seen.pooled()), seen.grid, seen.forecast, seen.contexts)[:VARIANTS]
+    asks = {
+        setting: _ask(setting, f"decides whether {each.what}")
+        for each in found
+        for setting in each.decides
+        if seen.forecast.windows.get(setting, 0) < 2 and seen.search.possible(setting)
+    }
+    return list(asks.values())
 
 
 def _ask(setting: Setting, why: str) -> Ask:

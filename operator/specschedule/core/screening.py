@@ -64,12 +64,15 @@ def search(screen: Screen, *, slo: Slo, output_tokens: int, prompt_tokens: int) 
     """
     return Search(
         slo=slo,
-        time_at=dict.fromkeys(screen.batch_sizes, 1.0),
+        time_at=dict(
+            zip(screen.batch_sizes, screen.weights or [1.0] * len(screen.batch_sizes), strict=True)
+        ),
+        time_told="the time that serving pods spent nearest to each" if screen.weights else None,
         max_tokens=screen.max_tokens,
         max_num_seqs=screen.max_num_seqs,
         output_tokens=output_tokens,
         prompt_tokens=prompt_tokens,
-        contexts=tuple(screen.contexts),
+        contexts=tuple(sorted(screen.contexts)),
         graphs=Graphs(
             DEFAULT_GRAPH_SIZES if screen.graph_sizes is None else tuple(screen.graph_sizes)
         ),

@@ -7,15 +7,16 @@ tells as much and costs more.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from specschedule.core.arms import ROWS, Arm
+from specschedule.core.arms import ROWS, Arm, can_verify_adaptively
 from specschedule.core.budget import Cost, with_screen
 from specschedule.core.compare import NONE
 from specschedule.core.controls import argument
-from specschedule.core.cost import DEFAULT_GRAPH_SIZES
 from specschedule.core.evidence import Cell, Launch
 from specschedule.core.plan import MAX_ATTEMPTS, LaunchRecord, Slot, Start
 from specschedule.core.proposal import Proposal, Proposals, Proposed, kept
+from specschedule.core.regime import ServingRegime, weights
 from specschedule.core.schedule import effective, speculative_config
 from specschedule.core.screen import Search
 from specschedule.core.screening import PROBE, every_k, fixed_arm, fixed_tokens, search
@@ -94,6 +95,7 @@ def look(
     uid: str,
     run: str,
     probes: bool = True,
+    serving: ServingRegime | None = None,
     proposed: Proposals | None = None,
 ) -> Look:
     """Look at a search.
@@ -105,15 +107,16 @@ def look(
         uid: UID of the object; with the run and the launch it makes the probe's secret.
         run: Run id.
         probes: Whether a launch can carry a scheduler of ours.
+        serving: What the serving pods did when the run began; None where nobody told.
         proposed: What the run proposed, where that is on record.
     """
     arms = screening_arms(asked, server, probes=probes)
     if proposed is None:
-        wanted = next_screens(asked, server, arms, done, uid=uid, run=run)
+        wanted = next_screens(asked, server, arms, done, uid=uid, run=run, serving=serving)
         if wanted is not None:
             return Look(asked, stand_in(asked, server), arms, wanted)
         try:
-            proposed = kept(proposals(asked, server, done))
+            proposed = kept(proposals(asked, server, done, serving=serving))
         except NothingMeasured as error:
             why = f"the screen measured nothing that can be used: {_faults(done) or error}"
             return Look(asked, stand_in(asked, server), arms, None, found=Found(why=why))
@@ -135,7 +138,7 @@ def screening_arms(spec: Spec, server: ServerFacts, *, probes: bool) -> list[Arm
         server: The target's server.
         probes: Whether a launch can carry a scheduler of ours.
     """
-    base = server.speculative or (spec.speculative.plain() if spec.speculative else None)
+    base = _base(spec, server)
     most, largest = _limits(spec).max_tokens, server.max_num_seqs
     fixed = [
         Arm(
@@ -171,6 +174,7 @@ def next_screens(
     *,
     uid: str,
     run: str,
+    serving: ServingRegime | None = None,
 ) -> Start | None:
     """Say which screening launches to start now; None when the screen is over.
 
@@ -181,6 +185,7 @@ def next_screens(
         done: Every screening launch of the run so far, running ones too.
         uid: UID of the object; with the run and the launch it makes the probe's secret.
         run: Run id.
+        serving: What the serving pods did when the run began; None where nobody told.
     """
     wanted = [arm.name for arm in arms if arm.name in (PROBE, NONE)]
     if PROBE not in wanted or _cannot_probe(done):
@@ -201,7 +206,9 @@ def next_screens(
                 position=at,
                 attempt=1 + sum(record.arm == name for record in done),
                 windows=[],
-                screen=_screen(spec, server, name, done, f"{uid}/{run}/{last + at}"),
+                screen=_screen(
+                    spec, server, name, done, launch=f"{uid}/{run}/{last + at}", serving=serving
+                ),
             )
             for at, name in enumerate((m for m in missing if m not in busy), start=1)
             if at <= free
@@ -241,10 +248,16 @@ def _counted(record: LaunchRecord) -> list[Cell]:
 
 
 def _screen(
-    spec: Spec, server: ServerFacts, arm: str, done: Sequence[LaunchRecord], launch: str
+    spec: Spec,
+    server: ServerFacts,
+    arm: str,
+    done: Sequence[LaunchRecord],
+    *,
+    launch: str,
+    serving: ServingRegime | None,
 ) -> Screen:
     own = [record for record in done if record.arm == arm]
-    return _described(spec, server, own).model_copy(
+    return _described(spec, server, own, serving).model_copy(
         update={
             "tokens": fixed_tokens(arm),
             "secret": digest_of(["probe", launch])[:32] if arm == PROBE else None,
@@ -253,32 +266,56 @@ def _screen(
     )
 
 
-def _described(spec: Spec, server: ServerFacts, launches: Sequence[Launch]) -> Screen:
+def _described(
+    spec: Spec,
+    server: ServerFacts,
+    launches: Sequence[Launch],
+    serving: ServingRegime | None = None,
+) -> Screen:
     """Return what is searched, within what the server and the receipts of its launches allow."""
     limits = _limits(spec)
-    receipts = [each.receipt for each in launches]
     eager = server.enforce_eager or server.graph_mode == "NONE"
-    sizes = next((list(r.captured_sizes) for r in receipts if r.captured_sizes), None)
-    return Screen(
-        batch_sizes=limits.batch_sizes or spec.load.points,
+    screen = Screen(
+        batch_sizes=spec.searched,
+        weights=weights(spec.searched, serving) or [],
         contexts=limits.contexts,
         max_tokens=limits.max_tokens,
         max_num_seqs=server.max_num_seqs,
         max_model_len=server.max_model_len,
-        kv_cache_tokens=next((r.kv_cache_tokens for r in receipts if r.kv_cache_tokens), None),
-        graph_sizes=[] if eager else sizes or list(DEFAULT_GRAPH_SIZES),
+        graph_sizes=[] if eager else None,
         seed=spec.experiment.seed,
     )
+    # Rows end on the graphs of launches that draft, so theirs are told last.
+    for launch in sorted(launches, key=lambda each: each.arm != NONE):
+        screen = screen.within(launch.receipt)
+    return screen
 
 
-def proposals(spec: Spec, server: ServerFacts, screens: Sequence[Launch]) -> Proposal:
+def proposals(
+    spec: Spec,
+    server: ServerFacts,
+    screens: Sequence[Launch],
+    *,
+    serving: ServingRegime | None = None,
+) -> Proposal:
     """Return what the screening launches propose.
+
+    Args:
+        spec: The question, with a search.
+        server: The target's server.
+        screens: Launches of the screen.
+        serving: What the serving pods did when the run began; None where nobody told.
 
     Raises:
         NothingMeasured: No window of theirs can be used.
     """
-    wanted = _search(spec, _described(spec, server, screens))
-    return propose(wanted, [cell for launch in screens for cell in launch.cells])
+    wanted = _search(spec, _described(spec, server, screens, serving))
+    version = next(filter(None, (each.receipt.engine_version for each in screens)), None)
+    return propose(
+        wanted,
+        [cell for launch in screens for cell in launch.cells],
+        adaptive=can_verify_adaptively(_base(spec, server), server, version),
+    )
 
 
 def _search(spec: Spec, screen: Screen) -> Search:
@@ -350,6 +387,11 @@ def _serves(server: ServerFacts, proposed: Proposed) -> bool:
         for table, most in ((proposed.schedule, proposed.max_tokens or 1), (rows, largest))
     )
     return ours == theirs
+
+
+def _base(spec: Spec, server: ServerFacts) -> dict[str, Any] | None:
+    """Return the speculative config that method and drafter are taken from."""
+    return server.speculative or (spec.speculative.plain() if spec.speculative else None)
 
 
 def _limits(spec: Spec) -> SearchLimits:

@@ -396,6 +396,11 @@ class Spec(Value):
                 f"bar.{field}: attainment is judged at an offered load; set load.requestsPerSecond"
             )
 
+    @property
+    def searched(self) -> list[int]:
+        """Requests in flight at which a search chooses K; none where candidates are given."""
+        return (self.search.batch_sizes or self.load.points) if self.search else []
+
     def testing(self, candidates: list[Candidate]) -> "Spec":
         """Return the question with what a search found as its candidates."""
         return self.model_copy(update={"candidates": candidates, "search": None})

@@ -64,13 +64,19 @@ class Sweep:
             sorted({w.setting.context for w in self.schedule if w.setting.context is not None})
         )
 
-    def anywhere(self) -> "Sweep":
-        """Return the same windows with their contexts taken as alike."""
+    def anywhere(self, context: int | None = None) -> "Sweep":
+        """Return the same windows with their contexts taken as alike, all as at ``context``."""
+
+        def moved(window: Window) -> Window:
+            return replace(window, setting=window.setting._replace(context=context))
+
         return replace(
             self,
-            schedule=tuple(map(_anywhere, self.schedule)),
-            none=tuple(map(_anywhere, self.none)),
-            timed=tuple(t._replace(setting=t.setting._replace(context=None)) for t in self.timed),
+            schedule=tuple(map(moved, self.schedule)),
+            none=tuple(map(moved, self.none)),
+            timed=tuple(
+                t._replace(setting=t.setting._replace(context=context)) for t in self.timed
+            ),
         )
 
 

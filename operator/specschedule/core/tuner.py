@@ -6,35 +6,40 @@ promoted.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, pairwise
-from math import exp, sqrt
+from math import exp, expm1, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specschedule.core.acceptance import stale_after_zero
 from specschedule.core.choice import (
-    BOUNDARY_PRICE,
     FEW_TIERS_PRICE,
     gained,
     near_best,
-    rows,
     tokens_at,
 )
 from specschedule.core.cost import Setting
+from specschedule.core.depth import flat
 from specschedule.core.evidence import Cell
 from specschedule.core.forecast import Predicted
 from specschedule.core.forward import Case, beside
+from specschedule.core.neighbours import VARIANTS, undecided
 from specschedule.core.proposal import Choice, Length, Proposal, Proposed, compared, lead
 from specschedule.core.schedule import Band, effective
-from specschedule.core.screen import Search, View, expected_regret, next_windows, places, view
-from specschedule.core.sweep import Sweep, sweep
+from specschedule.core.screen import (
+    HOLDS_NONE,
+    Search,
+    View,
+    expected_regret,
+    next_windows,
+    places,
+    seeds,
+    view,
+)
+from specschedule.core.sweep import sweep
 
 Floats = NDArray[np.float64]
 
-UNDECIDED_SD = 1.64
-"""Standard deviations within which two boundaries cannot be told apart."""
-VARIANTS = 2
-"""Neighbouring boundaries proposed at most."""
 MOST_SPLITS = 2
 """Splits of the context axis at most."""
 SPLIT_PRICE = 0.003
@@ -70,6 +75,8 @@ def propose(
     cells = list(cells)
     found = sweep(cells, contexts=search.contexts)
     if not any(w.setting.tokens for w in found.schedule):
+        if not seeds(search):
+            raise NothingMeasured(HOLDS_NONE)
         raise NothingMeasured(
             found.notes[0]
             if found.notes
@@ -78,40 +85,46 @@ def propose(
     if forward:
         usual = search.prompt_tokens + search.output_tokens // 2
         found = beside(found, forward, usual=usual)
-    notes = list(found.notes)
-    found, flat = _flat(search, found)
-    notes += flat
+    notes = [_weighed(search), *found.notes]
+    alike = flat(found, search.zone)
+    if alike is not None:
+        found = found.anywhere()
+        notes.append(alike)
     seen = view(search, found)
     notes += _unknown(seen)
     notes += stale_after_zero([w.cell for w in found.schedule])
     scores = seen.pooled()
-    best = _rows(seen, scores)
+    best = seen.rows(scores)
     five, axis = _by_context(seen, scores, best)
     notes += axis
+    variants = _variants(seen, best)
+    # The likeliest neighbour is tested before what differs more, the others after it.
+    likeliest, later = variants[:1], variants[1:]
     candidates = _distinct(
         search,
         [
             _schedule(seen, "best", best, _why_best(seen, scores, best)),
             *five,
+            *likeliest,
             _schedule(
                 seen,
                 "conservative",
-                _rows(seen, scores, price=FEW_TIERS_PRICE, zero=False),
+                seen.rows(scores, price=FEW_TIERS_PRICE, zero=False),
                 "fewer tiers and none without drafts: less to go wrong at boundaries",
             ),
             _schedule(
                 seen,
                 "no-zero",
-                _rows(seen, scores, zero=False),
+                seen.rows(scores, zero=False),
                 "never K=0, from which drafters have come back with lost state or graphs",
             ),
             _schedule(
                 seen,
                 "largest",
-                _rows(seen, scores, largest=True),
+                seen.rows(scores, largest=True),
                 "the largest K of those that cannot be told apart, instead of the smallest",
             ),
-            *_boundaries(seen, scores, best),
+            *later,
         ],
     )
     static = _static(seen, scores)
@@ -134,55 +147,6 @@ def propose(
     )
 
 
-def _rows(
-    seen: View,
-    scores: Floats,
-    *,
-    price: float = BOUNDARY_PRICE,
-    zero: bool = True,
-    largest: bool = False,
-) -> list[Band]:
-    columns = [i for i, k in enumerate(seen.tokens) if k > 0 or zero]
-    return rows(
-        seen.grid,
-        scores[:, columns],
-        [seen.tokens[i] for i in columns],
-        zone=seen.search.zone,
-        price=price,
-        largest=largest,
-    )
-
-
-def _flat(search: Search, found: Sweep) -> tuple[Sweep, list[str]]:
-    """Forget contexts where decode does not depend on them, and say so."""
-    contexts = found.contexts
-    if len(contexts) < 2:
-        return found, []
-    seconds: dict[tuple[int, int], dict[int, list[float]]] = {}
-    for window in found.schedule:
-        batch, tokens, context = window.setting
-        by_context = seconds.setdefault((batch, tokens), {})
-        by_context.setdefault(context or 0, []).append(window.seconds)
-    deep = {s: by for s, by in seconds.items() if len(by) > 1}
-    if not deep:
-        return found.anywhere(), [
-            "no setting was measured at two contexts: the context axis cannot be told from the "
-            "batch size, and no five-number schedule is proposed"
-        ]
-    changes = []
-    for (batch, tokens), by in deep.items():
-        means = [float(np.mean(s)) for s in by.values()]
-        changes.append((max(means) / min(means) - 1, batch, tokens))
-    most, batch, tokens = max(changes)
-    if most > search.zone:
-        return found, []
-    return found.anywhere(), [
-        f"decode is flat with context: steps change by at most {most:.1%} between contexts "
-        f"{contexts[0]} and {contexts[-1]} (at {batch} in flight, K={tokens}), within "
-        f"{search.zone:.1%}: no five-number schedule is proposed"
-    ]
-
-
 def _by_context(
     seen: View, scores: Floats, best: Sequence[Band]
 ) -> tuple[list[Proposed], list[str]]:
@@ -191,10 +155,10 @@ def _by_context(
         return [], []
     contexts = [c for c in seen.contexts if c is not None]
     columns, gain = _split(seen, contexts, best)
-    if gain <= seen.search.floor:
+    if gain <= seen.floor:
         return [], [
             f"K by context gains {gain:.1%} over the best K by batch size, within the noise floor "
-            f"of {seen.search.floor:.1%}: no five-number schedule is proposed"
+            f"of {seen.floor:.1%}: no five-number schedule is proposed"
         ]
     lowered = [
         f"{b} in flight and context {c} (K={tokens_at(columns[c], b)} instead of "
@@ -217,7 +181,7 @@ def _by_context(
         max_tokens=max(1, *(row[-1] for row in table)),
         predicted=_predicted(seen, lambda b, c: tokens_at(columns[c or 0], b)),
         why=f"K by context gains {gain:.1%} over the best K by batch size, beyond the "
-        f"noise floor of {seen.search.floor:.1%}; needs an engine that takes five-number rows",
+        f"noise floor of {seen.floor:.1%}; needs an engine that takes five-number rows",
         warnings=warnings,
     )
     return [proposed], []
@@ -238,7 +202,7 @@ def _split(
             columns: dict[int, list[Band]] = {}
             for first, last in pairwise((0, *at, len(contexts))):
                 group = contexts[first:last]
-                own = _rows(seen, np.mean([scores[c] for c in group], axis=0))
+                own = seen.rows(np.mean([scores[c] for c in group], axis=0))
                 columns |= dict.fromkeys(group, own)
             changes = [
                 gained(seen.grid, scores[c], seen.tokens, columns[c])
@@ -270,38 +234,18 @@ def _five(columns: Mapping[int, Sequence[Band]], search: Search) -> list[list[in
     ]
 
 
-def _boundaries(seen: View, scores: Floats, best: Sequence[Band]) -> list[Proposed]:
-    """Return variants of a boundary that the model cannot tell from it and that could matter."""
-    tokens, batches = seen.tokens, seen.grid.batches
-    own = gained(seen.grid, scores, tokens, best)
-    found: list[tuple[float, list[Band], str]] = []
-    for at, (a, b) in enumerate(pairwise(best)):
-        ends = sorted(e for e in seen.grid.ends[a.tokens] if a.first <= e < b.last)
-        here = ends.index(a.last)
-        for last in (*ends[max(0, here - 1) : here], *ends[here + 1 : here + 2]):
-            moved = [*best[:at], a._replace(last=last), b._replace(first=last + 1), *best[at + 2 :]]
-            change = gained(seen.grid, scores, tokens, moved) - own
-            touched = np.flatnonzero([tokens_at(moved, x) != tokens_at(best, x) for x in batches])
-            if len(touched) == 0:
-                continue
-            weight = float(seen.grid.weights[touched].sum())
-            middle = batches[int(touched[len(touched) // 2])]
-            pair = [Setting(middle, k, seen.contexts[0]) for k in (a.tokens, b.tokens)]
-            _, covariance = seen.forecast.scores(pair)
-            spread = covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]
-            sd = weight * sqrt(max(0.0, float(spread)))
-            mean = float(np.dot(seen.grid.weights, change))
-            most = mean + UNDECIDED_SD * sd
-            if abs(mean) < UNDECIDED_SD * sd and most > BOUNDARY_PRICE * seen.grid.point:
-                why = (
-                    f"K={a.tokens} up to {last} instead of {a.last}: the model cannot tell which "
-                    f"is better, and it could gain {most:.1%}"
-                )
-                found.append((most, moved, why))
-    found.sort(key=lambda item: -item[0])
+def _variants(seen: View, best: Sequence[Band]) -> list[Proposed]:
+    """Return neighbours of the best rows that could be better as far as the model can tell."""
+    found = undecided(best, seen.grid, seen.forecast, seen.contexts)[:VARIANTS]
     return [
-        _schedule(seen, f"boundary-{number}", moved, why)
-        for number, (_, moved, why) in enumerate(found[:VARIANTS], 1)
+        _schedule(
+            seen,
+            f"boundary-{number}",
+            each.bands,
+            f"{each.what}: the model cannot tell which is better, and it could gain "
+            f"{expm1(each.most):.1%}",
+        )
+        for number, each in enumerate(found, 1)
     ]
 
 
@@ -396,9 +340,8 @@ def _why_best(seen: View, scores: Floats, bands: Sequence[Band]) -> str:
     parts = []
     for a, b in pairwise(bands):
         parts.append(f"from {b.first} in flight K={b.tokens} is better than K={a.tokens} or alike")
-    return (
-        f"the smallest K within {seen.search.zone:.1%} of the best at each batch size: "
-        + ", ".join(parts)
+    return f"the smallest K within {seen.zone:.1%} of the best at each batch size: " + ", ".join(
+        parts
     )
 
 
@@ -412,7 +355,7 @@ def _choices(seen: View, best: Sequence[Band]) -> list[Choice]:
             mean, covariance = seen.forecast.scores(settings)
             top = int(np.argmax(mean))
             regret, _ = expected_regret(mean, covariance, top)
-            near = near_best(mean, seen.search.zone)
+            near = near_best(mean, seen.zone)
             out.append(
                 Choice(
                     at=batch,
@@ -452,6 +395,15 @@ def _lengths(seen: View) -> list[Length]:
         )
         for k in range(found.largest + 1)
     ]
+
+
+def _weighed(search: Search) -> str:
+    """Say what the load points count by."""
+    if search.time_told is None:
+        return "load points weigh alike: nobody tells where serving spends its time"
+    total = sum(search.time_at.values())
+    each = ", ".join(f"{at}: {search.time_at[at] / total:.0%}" for at in search.points)
+    return f"load points weigh by {search.time_told}: {each}"
 
 
 def _unknown(seen: View) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from specschedule.core.evidence import Cell, Profile, Reading
+from specschedule.core.evidence import Cell, Profile, Reading, Receipt
 from specschedule.core.spec import Load, Sampling, Slo
 from specschedule.core.values import Duration, Value
 
@@ -55,6 +55,9 @@ class Screen(Value):
 
     batch_sizes: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)]
     """Requests in flight at which K is to be chosen."""
+    weights: list[Annotated[float, Field(ge=0)]] = []
+    """Share of the time that serving spends near each of them, in their order; empty where nobody
+    tells."""
     contexts: list[Annotated[int, Field(ge=1)]] = []
     """Mean contexts, in tokens; empty where they do not matter."""
     max_tokens: Annotated[int, Field(ge=1)]
@@ -77,6 +80,21 @@ class Screen(Value):
     """Decides the order of windows."""
     done: list[Cell] = []
     """Cells of the run's earlier screening visits; what they tell is not measured again."""
+
+    def within(self, receipt: Receipt) -> "Screen":
+        """Return the screen within what a launch tells: its KV cache, and its own graphs.
+
+        Args:
+            receipt: Of a launch; of several caches the smallest counts, of graphs the last told.
+        """
+        caches = (self.kv_cache_tokens, receipt.kv_cache_tokens)
+        told = [] if receipt.graph_mode == "NONE" else receipt.captured_sizes
+        return self.model_copy(
+            update={
+                "kv_cache_tokens": min(filter(None, caches), default=None),
+                "graph_sizes": self.graph_sizes if told is None else sorted(told),
+            }
+        )
 
 
 class Visit(Value):

@@ -82,7 +82,10 @@ class Observer:
         serving = None
         beginning = spec is not None and _begins(schedule, spec, trials)
         if url and metrics.available and beginning and isinstance(target, TargetFacts):
-            serving = self._metrics.serving(url, namespace=key.namespace, pods=target.pods)
+            points = spec.searched if spec else []
+            serving = self._metrics.serving(
+                url, namespace=key.namespace, pods=target.pods, points=points
+            )
         return Observed(
             schedule=schedule,
             target=target,

@@ -57,6 +57,8 @@ class Pages:
         query = promql.final_counts(run=run, launch=launch, visit=visit)
         return f"no page of the load process was read that holds {query}"
 
-    def serving(self, url: str, *, namespace: str, pods: Sequence[str]) -> ServingRegime | None:
+    def serving(
+        self, url: str, *, namespace: str, pods: Sequence[str], points: Sequence[int]
+    ) -> ServingRegime | None:
         """Return nothing: no production traffic is looked at."""
         return None
