@@ -116,7 +116,7 @@ CASES = {
     ),
     "very old engines have no schedules": (
         spec(),
-        target(image="x/vllm:0.23.0"),
+        target(image="vllm/vllm-openai:v0.23.0"),
         "engineVersion",
         "Fail",
         "VersionTooOld",
@@ -126,9 +126,9 @@ CASES = {
         spec(),
         target(image="vllm/vllm-openai:latest"),
         "engineVersion",
-        "NotApplicable",
+        "Unknown",
         "ReadFromLaunch",
-        "latest",
+        "vllm/vllm-openai:latest does not say vLLM's version: the receipts of the launches decide",
     ),
     "a bad row": (
         spec([[1, 8, 1], [8, 16, 1]]),
@@ -172,7 +172,7 @@ CASES = {
     ),
     "medusa loses its schedule on 0.33": (
         spec(),
-        target(image="x/vllm:v0.33.0", **speculative(method="medusa")),
+        target(image="vllm/vllm-openai:v0.33.0", **speculative(method="medusa")),
         "methodAndSchedule",
         "Fail",
         "EngineDisablesSchedule",
@@ -523,7 +523,7 @@ def test_data_parallelism_cannot_be_overridden():
 
 
 def test_a_known_version_counts_before_the_tag():
-    found = answers(spec(), target(image="x/vllm:v0.31.0"), engine_version="0.32.1")
+    found = answers(spec(), target(image="vllm/vllm-openai:v0.31.0"), engine_version="0.32.1")
     assert found["engineVersion"].answer == "Pass"
 
 
@@ -531,8 +531,19 @@ def test_a_known_version_counts_before_the_tag():
     ("image", "version"),
     [
         ("vllm/vllm-openai:v0.32.0", "0.32.0"),
-        ("registry.example:5000/vllm:0.32.0-cu129@sha256:ab", "0.32.0"),
+        ("mirror.example:5000/vllm/vllm-openai:0.32.0-cu129@sha256:ab", "0.32.0"),
+        ("vllm/vllm-openai-cpu:v0.32.0", "0.32.0"),
         ("rocm/vllm:rocm6.4_vllm_0.33.0", "0.33.0"),
+        ("rocm/vllm:rocm6.4.1_vllm_0.10.1_20250909", "0.10.1"),
+        ("registry.example:5000/vllm:1.31.0-vllm0.20.1", "0.20.1"),
+        # What these count is not vLLM.
+        ("own/vllm-serve:1.4.2", None),
+        ("lmcache/vllm-openai:v0.3.11", None),
+        ("llm-d/llm-d-vllm:v0.4.0", None),
+        ("own/vllm/vllm-openai-lmcache/server:v0.32.0", None),
+        ("registry.example:5000/vllm:0.32.0", None),
+        ("vllm/vllm-openai:cu128-nightly-0.33.0", None),
+        ("registry.example:5000/vllm/vllm-openai", None),
         ("registry.example:5000/vllm", None),
         ("vllm/vllm-openai:latest", None),
         ("vllm@sha256:0.32.0", None),

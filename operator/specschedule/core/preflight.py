@@ -118,11 +118,11 @@ def _arguments(server: ServerFacts) -> Gate:
 
 def _version(version: str | None, server: ServerFacts) -> Gate:
     if version is None:
-        return not_applicable(
+        return unknown(
             "engineVersion",
             "ReadFromLaunch",
-            f"image {server.image or '(none)'} does not say vLLM's version; the first launch does, "
-            "and nothing counts before",
+            f"image {server.image or '(none)'} does not say vLLM's version: the receipts of the "
+            "launches decide; to know before, give preflight --engine-version or --log",
         )
     return version_gate(version)
 

@@ -8,10 +8,24 @@ Version = tuple[int, ...]
 """Numbers of a version, such as (0, 32, 0)."""
 
 
+_OWN_IMAGE = re.compile(r"(?:^|/)vllm/vllm-(?:openai|tpu)(?:-[a-z0-9]+)*$")
+"""Repositories of vLLM's own releases, behind a mirror's host too: the tag is vLLM's version."""
+
+_NAMED = re.compile(r"(?:^|[^a-z])vllm[-_.]?v?(\d+\.\d+\.\d+)", re.IGNORECASE)
+_BARE = re.compile(r"v?(\d+\.\d+\.\d+)")
+
+
 def version_of_image(image: str | None) -> str | None:
-    """Return the version in an image's tag, such as 0.32.0 of vllm/vllm-openai:v0.32.0-x86_64."""
-    tag = (image or "").split("@")[0].rpartition("/")[2].partition(":")[2]
-    found = re.search(r"(?:^|[^0-9.])v?(\d+\.\d+\.\d+)", tag)
+    """Return vLLM's version in an image's tag; None where the tag may count something else.
+
+    A number counts behind the word vllm (``rocm/vllm:rocm6.4.1_vllm_0.33.0``), and at the start of
+    the tag of vLLM's own images (``vllm/vllm-openai:v0.32.0-x86_64``). Other images count their
+    own releases, or those of what they add.
+    """
+    repository, _, tag = (image or "").split("@")[0].rpartition(":")
+    found = _NAMED.search(tag)
+    if found is None and _OWN_IMAGE.search(repository):
+        found = _BARE.match(tag)
     return found.group(1) if found else None
 
 
