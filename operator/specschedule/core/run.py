@@ -273,7 +273,6 @@ class Run:
             reason=said.waiting if said else "Launching",
             message=said.message if said else f"launching {slots[0].arm}",
             held=held is not None,
-            judgement=self._so_far(),
         )
         again = HELD_LOOK_S if held else (0.0 if slots else LOOK_S)
         return Decision(actions=actions, report=report, look_again_in=again)
@@ -348,8 +347,15 @@ class Run:
         evidence = [as_launch(t) for t in self.rounds if launches.ended(t)]
         return judge.judge(self.spec, evidence, server=self.server, serving=self._serving)
 
-    def _so_far(self) -> Judgement | None:
-        """Return what is known before the end: once an arm was relaunched, there is a forecast."""
+    def _so_far(self, over: int) -> Judgement | None:
+        """Return what so many launches show: once an arm was relaunched, there is a forecast.
+
+        None where they were judged before: what a report leaves out stays as it was.
+        """
+        status = self.observed.schedule.status
+        judged = (status.get("progress") or {}).get("launchesDone")
+        if status.get("runId") == self.run and judged == over:
+            return None
         judgement = self._judge()
         return judgement if judgement.noise_floor else None
 
@@ -486,6 +492,8 @@ class Run:
     def _report(self, *, stage: str, reason: str, message: str, **more: Any) -> Report:
         over = [t for t in self.trials if launches.ended(t)]
         planned = self.cost.launches if self.cost else 0
+        if "judgement" not in more:
+            more["judgement"] = self._so_far(len(over))
         return Report(
             run_id=self.run,
             stage=stage,
