@@ -387,7 +387,7 @@ def test_a_watched_loss_of_a_candidate_that_fails_anyway_gets_none() -> None:
 @settings(deadline=None, max_examples=25)
 @given(
     st.sampled_from(["Quick", "Standard"]),
-    st.integers(0, 2**31),
+    st.integers(0, 2**31 - 1),
     st.floats(0, 0.3),
     st.floats(0, 0.1),
     st.integers(1, 3),
