@@ -57,7 +57,9 @@ class Counters:
     def unseen(self, url: str, *, run: str, launch: int, visit: int, at: float) -> str:
         return "query returned no series"
 
-    def serving(self, url: str, *, namespace: str, pods: Sequence[str]) -> ServingRegime | None:
+    def serving(
+        self, url: str, *, namespace: str, pods: Sequence[str], points: Sequence[int]
+    ) -> ServingRegime | None:
         self.looked_at.append((namespace, list(pods)))
         return self.regime
 
