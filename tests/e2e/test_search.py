@@ -93,5 +93,8 @@ def test_what_was_found_is_tested_as_stock_vllm_serves_it(played: Searched) -> N
     hold = [c for c in trial["status"]["cells"] if c["profile"]["kind"] == "hold"]
     (full,) = [c for c in hold if c["profile"]["concurrency"] == 16]
     (planned,) = {row[2] for row in rows if row[0] <= 16 <= row[1]}
-    drafted = full["draftTokens"] / full["drafts"] if full.get("drafts") else 0
-    assert drafted == pytest.approx(planned, rel=0.1, abs=0.05)
+    if planned:
+        assert full["draftTokens"] / full["drafts"] == pytest.approx(planned, rel=0.1)
+    else:
+        # A request that ends leaves smaller batches now and then, and their K.
+        assert full.get("draftTokens", 0) < 0.1 * full["outputTokens"]
