@@ -85,8 +85,8 @@ def floods(handler: BaseHTTPRequestHandler) -> None:
         return
 
 
-def counts(url: str) -> dict[str, dict[str, float]] | None:
-    metrics = PrometheusMetrics(seconds=0.5)
+def counts(url: str, seconds: float = 20) -> dict[str, dict[str, float]] | None:
+    metrics = PrometheusMetrics(seconds=seconds)
     return metrics.final_counts(url, run="7f3a", launch=5, visit=1, at=1000.25)
 
 
@@ -107,7 +107,7 @@ OUTAGES: dict[str, Answer] = {
 @pytest.mark.parametrize("case", OUTAGES)
 def test_an_outage_is_no_answer_and_never_an_exception(case: str) -> None:
     with served(OUTAGES[case]) as url:
-        assert counts(url) is None
+        assert counts(url, seconds=0.5) is None
         seen = PrometheusMetrics(seconds=0.5).check(url)
     assert not seen.available
     assert seen.url == url

@@ -30,7 +30,10 @@ def filled(annotation: Any) -> Any:
     if origin is list:
         return [filled(arguments[0])]
     if origin is dict:
-        return {"free": {"deep": [1, "two", {"three": 3.5}]}} if arguments[1] is Any else {"a": "b"}
+        if arguments[1] is Any:
+            return {"free": {"deep": [1, "two", {"three": 3.5}]}}
+        # A key of JSON is a string, whatever the type that reads it.
+        return {str(filled(arguments[0])): filled(arguments[1])}
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {
             field.alias or name: filled(field.annotation)
