@@ -169,6 +169,24 @@ FORMS = {
         ["/bin/bash", "-c", f"vllm serve m --speculative-config='{NEW}' 2>&1 | tee /log"],
         ["/bin/bash", "-c", "vllm serve m 2>&1 | tee /log"],
     ),
+    "a shell script with what runs around the server": (
+        script(
+            "cleanup() { kill $!; }\ntrap cleanup TERM\npip install lmcache && cd /m\n"
+            f"vllm serve m --speculative-config '{OLD}' & wait"
+        ),
+        [
+            "sh",
+            "-c",
+            "cleanup() { kill $!; }\ntrap cleanup TERM\npip install lmcache && cd /m\n"
+            f"vllm serve m --speculative-config '{NEW}' & wait",
+        ],
+        [
+            "sh",
+            "-c",
+            "cleanup() { kill $!; }\ntrap cleanup TERM\npip install lmcache && cd /m\n"
+            "vllm serve m & wait",
+        ],
+    ),
     "a shell script that uses other variables": (
         {
             **script(f'vllm serve "$MODEL" --speculative-config \'{OLD}\' --api-key "$KEY"'),
@@ -295,6 +313,46 @@ REFUSED = {
         script("vllm serve a || vllm serve b"),
         "SeveralServers",
         "2 times",
+    ),
+    "a function in the program's place": (
+        script('vllm() { command vllm "$@" -dp 2; }\nvllm serve m'),
+        "UnsupportedShell",
+        "defines a function vllm",
+    ),
+    "a function in the program's place, the other way": (
+        script("function vllm {\n echo; }\nvllm serve m"),
+        "UnsupportedShell",
+        "defines a function vllm",
+    ),
+    "an alias in the program's place": (
+        script("alias vllm='vllm -dp 2'\nvllm serve m"),
+        "UnsupportedShell",
+        "an alias vllm",
+    ),
+    "another vLLM than the image's": (
+        script("pip install --quiet 'vllm==0.20.0' && vllm serve m"),
+        "UnsupportedShell",
+        "installs vllm==0.20.0",
+    ),
+    "a server that only starts sometimes": (
+        script('if [ -n "$A" ]; then vllm serve m; else sleep 9; fi'),
+        "UnsupportedShell",
+        "behind if",
+    ),
+    "a server of one case": (
+        script("case $MODE in serve) vllm serve m;; *) sleep 9;; esac"),
+        "UnsupportedShell",
+        "behind case",
+    ),
+    "a server in a function": (
+        script("start() { vllm serve m; }\nstart"),
+        "UnsupportedShell",
+        "behind function",
+    ),
+    "a server that stands in for another": (
+        script("fast-server || vllm serve m"),
+        "UnsupportedShell",
+        "behind ||",
     ),
     "an image that is not known": (
         container(image="example/llm:1", args=["--model", "m"]),

@@ -108,6 +108,8 @@ REASONS: dict[str, str] = {
     "BenchBroken": "The bench shows an effect where none can be; the message names the suspect.",
     "ArmsNotComparable": "The arms did not do the same work, or not on the same engine.",
     "Differs": "A fact that must be equal differs between the arms.",
+    "EnvironmentNotRead": "A variable of the target that decides is not known here; write its"
+    " value in env.",
     "ReadFromLaunch": "The image does not say vLLM's version, and no launch has told it.",
     "NotRead": "A fact that must be equal could not be read from every arm.",
     "SourcesDisagree": "The worker and the log tell a fact differently; which is right is not"

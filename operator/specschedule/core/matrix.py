@@ -6,11 +6,14 @@ A known engine problem is a row and not a branch; the rows themselves stand in `
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from specschedule.core.gate import Gate, fails, not_applicable, passes
+from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
 from specschedule.core.schedule import EffectiveTable
 from specschedule.core.target import ServerFacts, TargetFacts
 from specschedule.core.values import Value
 from specschedule.core.versions import numbers
+
+RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+"""Variable that forces a model runner."""
 
 V2_LACKS = frozenset({"suffix", "medusa", "mlp_speculator", "custom_class"})
 """Methods that model runner V2 of vLLM 0.32 and 0.33 does not have."""
@@ -79,8 +82,8 @@ class Surroundings(Value):
     """vLLM's version."""
     method: str | None
     """Speculative method; None when vLLM finds it from the drafter."""
-    runner: Literal["V1", "V2"]
-    """Model runner that is expected."""
+    runner: Literal["V1", "V2"] | None
+    """Model runner that is expected; None when a variable that was not read chooses it."""
     device: Device
     """Device."""
     layout: Literal["data"] | None = None
@@ -90,7 +93,7 @@ class Surroundings(Value):
 
     def __str__(self) -> str:
         method = self.method or "(found from the drafter)"
-        return f"method {method}, model runner {self.runner}, {self.device}"
+        return f"method {method}, model runner {self.runner or 'V1 or V2'}, {self.device}"
 
 
 def device_of(target: TargetFacts) -> Device:
@@ -101,23 +104,30 @@ def device_of(target: TargetFacts) -> Device:
     return DEVICES.get(domain, "other")
 
 
-def expected_runner(server: ServerFacts, *, gpus: int, method: str | None) -> Literal["V1", "V2"]:
-    """Return the model runner that vLLM 0.32 will use."""
-    forced = server.environment.get("VLLM_USE_V2_MODEL_RUNNER")
+def expected_runner(
+    server: ServerFacts, *, gpus: int, method: str | None
+) -> Literal["V1", "V2"] | None:
+    """Return the model runner that vLLM 0.32 will use; None where that is not known."""
+    forced = server.environment.get(RUNNER_VARIABLE)
     if forced in ("0", "1"):
         return "V2" if forced == "1" else "V1"
-    return "V1" if not gpus or method in V2_LACKS else "V2"
+    if not gpus or method in V2_LACKS:
+        return "V1"
+    return None if server.unknown(RUNNER_VARIABLE) else "V2"
 
 
 def model_runner(server: ServerFacts, where: Surroundings) -> Gate:
     """Say whether the model runner that is forced can draft by this method."""
-    if server.environment.get("VLLM_USE_V2_MODEL_RUNNER") == "1" and where.method in V2_LACKS:
+    if server.environment.get(RUNNER_VARIABLE) == "1" and where.method in V2_LACKS:
         return fails(
             "modelRunner",
             "RunnerLacksMethod",
-            f"VLLM_USE_V2_MODEL_RUNNER is 1 but model runner V2 has no method {where.method}: "
+            f"{RUNNER_VARIABLE} is 1 but model runner V2 has no method {where.method}: "
             "vLLM refuses to start; unset the variable",
         )
+    if where.runner is None:
+        said = f"{server.unknown(RUNNER_VARIABLE)}; else the launches tell the model runner"
+        return unknown("modelRunner", "EnvironmentNotRead", said)
     return not_applicable(
         "modelRunner", "SeenAtLaunch", f"model runner {where.runner} is expected; launches tell"
     )
@@ -134,6 +144,8 @@ def method_and_schedule(
         tables: Effective tables by candidate.
     """
     gate = "methodAndSchedule"
+    if where.runner is None:
+        return _on_either_runner(where, matrix, tables)
     found: dict[str, MatrixRow] = {}
     for name, table in tables.items():
         kinds = kinds_of(table)
@@ -168,6 +180,24 @@ def method_and_schedule(
         _, row = by_effect["LosesGraphs"]
         return passes(gate, f"with {where}: {row.symptom} ({row.source})", "GraphsLost")
     return passes(gate, f"with {where} drafting follows the schedule")
+
+
+def _on_either_runner(
+    where: Surroundings, matrix: Sequence[MatrixRow], tables: Mapping[str, EffectiveTable]
+) -> Gate:
+    """Answer where the model runner is not known: both must let the run go on."""
+    v1, v2 = (
+        method_and_schedule(where.model_copy(update={"runner": runner}), matrix, tables)
+        for runner in ("V1", "V2")
+    )
+    if v1.holds == v2.holds:
+        return v1 if v1.reason != "Holds" else v2
+    return unknown(
+        v1.gate,
+        "EnvironmentNotRead",
+        f"variable {RUNNER_VARIABLE} was not read, and what the engine does hangs on it: "
+        f"{v1.message}; {v2.message}; write its value in env",
+    )
 
 
 def kinds_of(table: EffectiveTable) -> set[str]:

@@ -136,6 +136,23 @@ def _data_parallel(server: ServerFacts) -> Gate:
             "vLLM switches every schedule off then, as its ranks would deadlock; serve with data "
             "parallel size 1 and more replicas",
         )
+    # vLLM takes the variable where the flag says 1.
+    name = "VLLM_DP_SIZE"
+    ranks = server.environment.get(name, "1").strip()
+    if ranks != "1":
+        return fails(
+            "dataParallel",
+            "DataParallel",
+            f"container {server.container} has {name}={ranks}: vLLM switches every schedule off "
+            "for more ranks than one, as they would deadlock; take the variable away and serve "
+            "with more replicas",
+        )
+    unread = server.unknown(name)
+    if unread and name in server.unread:
+        return unknown("dataParallel", "EnvironmentNotRead", unread)
+    if unread:
+        said = f"no argument asks for it; {unread}; else the draft counters of the launches decide"
+        return not_applicable("dataParallel", "SeenAtLaunch", said)
     return passes("dataParallel", "data parallel size is 1")
 
 
@@ -208,7 +225,7 @@ def _graph_mode(spec: Spec, server: ServerFacts, where: Surroundings) -> Gate:
     if server.enforce_eager or where.device == "cpu" or server.graph_mode == "NONE":
         why = "enforce-eager is set" if server.enforce_eager else "there is no GPU or mode is NONE"
         return not_applicable(gate, "NoGraphs", f"no CUDA graphs: {why}")
-    if where.runner == "V2":
+    if where.runner != "V1":
         return not_applicable(gate, "SeenAtLaunch", "launches tell the resolved CUDA graph mode")
     said = "on model runner V1 a schedule forces CUDA graph mode PIECEWISE"
     if policy == "Report":
@@ -339,7 +356,8 @@ def _kv_role(server: ServerFacts) -> Gate:
 
 
 def _registration(server: ServerFacts) -> Gate:
-    names = sorted(name for name in server.environment if REGISTRATION.match(name))
+    given = {*server.environment, *server.unread}
+    names = sorted(name for name in given if REGISTRATION.match(name))
     if names:
         return fails(
             "registration",
@@ -347,6 +365,14 @@ def _registration(server: ServerFacts) -> Gate:
             f"container {server.container}: {', '.join(names)} may let a trial pod join a router, "
             "cache or discovery service and get production traffic; override gate registration "
             "if it does not",
+        )
+    if server.unread_sources:
+        return unknown(
+            "registration",
+            "EnvironmentNotRead",
+            f"container {server.container}: {', '.join(server.unread_sources)} was not read and "
+            "may hold a variable by which a trial pod joins a router, cache or discovery service; "
+            "write the variables in env, or override gate registration if none of them does",
         )
     return passes("registration", "no variable by which a trial pod would register itself")
 
@@ -398,4 +424,7 @@ def _log_level(server: ServerFacts) -> Gate:
             f"container {server.container}: its logging settings hide engine warnings, such as a "
             "schedule switched off; set VLLM_LOGGING_LEVEL to INFO",
         )
+    if unread := server.unknown("VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING"):
+        said = f"{unread}; else the logs of the launches tell whether engine warnings are seen"
+        return unknown("logLevel", "EnvironmentNotRead", said)
     return passes("logLevel", "engine warnings will be seen")

@@ -60,13 +60,36 @@ class ServerFacts(Value):
     speculative: dict[str, Any] | None = None
     """The speculative config, as one merged object; None when the server does not speculate."""
     environment: dict[str, str] = {}
-    """Literal environment variables of the container."""
+    """Environment variables of the server whose values are known."""
+    unread: list[str] = []
+    """Environment variables of the server whose values are not known."""
+    unread_sources: list[str] = []
+    """Where more variables come from that were not read, such as 'envFrom Secret tokens'."""
     arguments: list[str] = []
     """The list (args or command) that holds the speculative argument, byte for byte."""
     arguments_field: Literal["args", "command"] = "args"
     """Which list of the container that is."""
     notes: list[str] = []
     """What could not be read with certainty."""
+
+    def unknown(self, *names: str) -> str | None:
+        """Say why the value of one of some variables is not known, and what helps; None if all are.
+
+        Args:
+            names: Names of variables.
+        """
+        unread = [name for name in names if name in self.unread]
+        unsaid = [name for name in names if name not in self.environment]
+        if unread:
+            why = f"variable {', '.join(unread)} comes from elsewhere and was not read"
+        elif unsaid and self.unread_sources:
+            why = f"{', '.join(self.unread_sources)} was not read and may set {', '.join(unsaid)}"
+        else:
+            return None
+        return (
+            f"container {self.container}: {why}; write the value in env, or give preflight its "
+            "ConfigMap (--config-map)"
+        )
 
 
 class Unreadable(Value):

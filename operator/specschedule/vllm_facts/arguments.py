@@ -185,6 +185,7 @@ def _facts(
         arguments=[str(item) for item in container.get(field) or []],
         arguments_field=field,
         environment=dict(launch.environment),
+        unread=sorted(launch.unread),
         notes=notes,
     )
 

@@ -7,14 +7,22 @@ the arguments it is given.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from specschedule.core.target import Unreadable
 from specschedule.vllm_facts.flags import Token
 from specschedule.vllm_facts.plain import items
-from specschedule.vllm_facts.shell import ShellError, commands
+from specschedule.vllm_facts.shell import (
+    Command,
+    ShellError,
+    Word,
+    assignments,
+    commands,
+    variables_of,
+)
 
 Field = Literal["args", "command"]
 
@@ -40,6 +48,7 @@ _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _PYTHON_VALUE_OPTIONS = {"-X", "-W"}
 _API_SERVER = "vllm.entrypoints.openai.api_server"
 _CLI = "vllm.entrypoints.cli.main"
+_VLLM_PACKAGE = re.compile(r"^vllm\b|[/+]vllm\b")
 _VLLM_IMAGE = re.compile(r"(^|[-_/.])vllm([-_:@/.]|$)")
 _OWN_IMAGE = re.compile(r"(^|[-_/])specschedule([-_:@/.]|$)")
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][-A-Za-z0-9_.]*)\)")
@@ -63,7 +72,9 @@ class Launch:
     """The arguments of a vLLM server.
 
     ``form`` is serve, module, entrypoint or sim; ``after`` is the place behind which an argument
-    can be added when there is none yet (None: at the end of ``args``).
+    can be added when there is none yet (None: at the end of ``args``). ``environment`` holds the
+    variables of the server with their values, ``unread`` the names of those whose values are not
+    known.
     """
 
     form: str
@@ -71,6 +82,7 @@ class Launch:
     places: tuple[Place, ...]
     after: Place | None
     environment: Mapping[str, str]
+    unread: frozenset[str] = frozenset()
 
     @property
     def scripted(self) -> bool:
@@ -85,6 +97,34 @@ class _Word:
     single: bool = True
 
 
+@dataclass(frozen=True)
+class _Found:
+    """A server in the words of a container: its arguments, and what is set in front of it."""
+
+    form: str
+    words: Sequence[_Word]
+    last: _Word
+    sets: tuple[Mapping[str, str | None], ...] = ()
+    cleared: bool = False
+
+    def behind(self, front: Sequence[_Word]) -> "_Found":
+        """Return it with what ``env`` among the words in front sets, before anything else."""
+        at = next((i for i, word in enumerate(front) if _base(word) == "env"), len(front))
+        options = [word.token.text for word in front[at + 1 :]]
+        unset = {
+            after if option in ("-u", "--unset") else option.removeprefix("--unset=")
+            for option, after in pairwise([*options, ""])
+            if option in ("-u", "--unset") or option.startswith("--unset=")
+        }
+        values = [
+            Word(0, 0, word.token.text, word.token.unknown or not word.single)
+            for word in front[at + 1 :]
+        ]
+        sets = (dict.fromkeys(unset), assignments(values), *self.sets)
+        cleared = any(each in ("-i", "-", "--ignore-environment") for each in options)
+        return replace(self, sets=sets, cleared=self.cleared or cleared)
+
+
 def environment_of(
     container: Mapping[str, Any], resolved: Mapping[str, str] | None = None
 ) -> dict[str, str]:
@@ -94,15 +134,46 @@ def environment_of(
         container: The container.
         resolved: Values of variables that come from elsewhere (``valueFrom``, ``envFrom``).
     """
-    known = dict(resolved or {})
-    for entry in items(container.get("env")):
-        if not isinstance(entry, Mapping) or "name" not in entry:
-            continue
+    given = dict(resolved or {})
+    known = dict(given)
+    entries = [
+        entry
+        for entry in items(container.get("env"))
+        if isinstance(entry, Mapping) and "name" in entry
+    ]
+    elsewhere = {str(entry["name"]) for entry in entries if "valueFrom" in entry} - set(given)
+    for entry in entries:
         name = str(entry["name"])
-        if "valueFrom" in entry:
-            continue
-        known[name] = _expand(str(entry.get("value") or ""), known, set()).text
+        value = _expand(str(entry.get("value") or ""), known, elsewhere)
+        known.pop(name, None)
+        if "valueFrom" not in entry and not value.unknown:
+            known[name] = value.text
+        elif "valueFrom" in entry and name in given:
+            known[name] = given[name]
     return known
+
+
+def _in_effect(
+    launch: Launch | Unreadable,
+    container: Mapping[str, Any],
+    changes: Sequence[Mapping[str, str | None]],
+    *,
+    cleared: bool = False,
+) -> Launch | Unreadable:
+    """Return the launch with the variables that its server sees, after what starts it set some."""
+    if isinstance(launch, Unreadable):
+        return launch
+    known = {} if cleared else dict(launch.environment)
+    unread = set() if cleared else set(_named(container)) - set(known)
+    for change in changes:
+        for name, value in change.items():
+            known.pop(name, None)
+            unread.discard(name)
+            if value is None:
+                unread.add(name)
+            else:
+                known[name] = value
+    return replace(launch, environment=known, unread=frozenset(unread))
 
 
 def launch_of(
@@ -124,17 +195,19 @@ def launch_of(
     if engine := _other_engine(container, words):
         return refuse(container, "EngineNotSupported", f"it runs {engine}; only vLLM can be tuned")
     if not container.get("command"):
-        return _from_image(container, words, environment)
+        return _in_effect(_from_image(container, words, environment), container, [])
     found = _find(container, words, environment, unknown)
     if isinstance(found, Unreadable):
         return found
-    form, rest, last = found
-    if not container.get("args") and last.place.span is None:
+    if not container.get("args") and found.last.place.span is None:
         # The command holds everything, so an argument is added there.
-        return _launch(container, form, rest, last.place, environment)
-    if last.place.span is None:
-        return _launch(container, form, rest, words[-1].place, environment)
-    return _launch(container, form, rest, last.place, environment)
+        after = found.last.place
+    elif found.last.place.span is None:
+        after = words[-1].place
+    else:
+        after = found.last.place
+    launch = _launch(container, found.form, found.words, after, environment)
+    return _in_effect(launch, container, found.sets, cleared=found.cleared)
 
 
 def _launch(
@@ -191,12 +264,10 @@ def _find(
     words: Sequence[_Word],
     environment: Mapping[str, str],
     unknown: set[str] | None,
-) -> tuple[str, list[_Word], _Word] | Unreadable:
-    """Return the form, the words after the launcher and the last word of the command."""
-    direct = _launcher(words)
-    if direct:
-        form, at = direct
-        return form, list(words[at:]), words[-1]
+) -> _Found | Unreadable:
+    """Return the server that the container's words start."""
+    if direct := _launcher(words):
+        return direct
     at = 0
     if _base(words[0]) in _WRAPPERS:
         at = next((i for i, word in enumerate(words) if _base(word) in _SHELLS), 0)
@@ -229,7 +300,8 @@ def _find(
             f"its command is {' '.join(w.token.text for w in words[at : at + 2])}, a script whose "
             "text is in the image; start vllm serve itself",
         )
-    return _find_in_script(container, words[script_at].place, environment, unknown)
+    found = _find_in_script(container, words[script_at].place, environment, unknown)
+    return found if isinstance(found, Unreadable) else found.behind(words[:at])
 
 
 def _find_in_script(
@@ -237,7 +309,7 @@ def _find_in_script(
     place: Place,
     environment: Mapping[str, str],
     unknown: set[str] | None,
-) -> tuple[str, list[_Word], _Word] | Unreadable:
+) -> _Found | Unreadable:
     script = str(container[place.field][place.item])
 
     try:
@@ -250,8 +322,8 @@ def _find_in_script(
             "UnsupportedShell",
             f"its script cannot be read exactly: {error}; start vllm serve without a shell",
         )
-    found: list[tuple[str, list[_Word], _Word]] = []
-    for command in read:
+    found: list[tuple[int, _Found]] = []
+    for at, command in enumerate(read):
         words = [
             _Word(
                 Token(word.value, word.unknown),
@@ -260,45 +332,74 @@ def _find_in_script(
             )
             for word in command.words
         ]
-        if launcher := _launcher(words):
-            form, at = launcher
-            found.append((form, words[at:], words[-1]))
-    if len(found) == 1:
-        return found[0]
+        if server := _launcher(words):
+            found.append((at, server))
     if not found:
         return refuse(
             container, "EntryScript", "its script does not start vllm serve itself; let it do so"
         )
-    return refuse(
-        container,
-        "SeveralServers",
-        f"its script starts vLLM {len(found)} times; which one runs is not known",
-    )
+    if len(found) > 1:
+        return refuse(
+            container,
+            "SeveralServers",
+            f"its script starts vLLM {len(found)} times; which one runs is not known",
+        )
+    at, server = found[0]
+    if doubt := _doubt(read, at):
+        return refuse(container, "UnsupportedShell", f"its script {doubt}")
+    present = {*environment, *_named(container)}
+    return replace(server, sets=(variables_of(read, at, present), *server.sets))
 
 
-def _launcher(words: Sequence[_Word]) -> tuple[str, int] | None:
-    """Return the form and the position of the first argument, if vLLM is started here."""
+def _doubt(read: Sequence[Command], at: int) -> str | None:
+    """Return why the command that starts the server may not be what it looks like."""
+    server = read[at]
+    if server.guard:
+        return f"starts vLLM behind {server.guard}: whether it runs is not known; start it outside"
+    names = {PurePosixPath(word.value).name for word in server.words}
+    for command in read[:at]:
+        values = [word.value for word in command.words]
+        if command.defines and values[0] in names:
+            return f"defines a function {values[0]}, which runs instead; take it away"
+        aliases = {value.partition("=")[0] for value in values[1:] if values[0] == "alias"}
+        if aliases & names:
+            return f"has an alias {', '.join(aliases & names)}, which runs instead; take it away"
+        package = next((value for value in values if _VLLM_PACKAGE.search(value)), None)
+        if "install" in values and package:
+            return (
+                f"installs {package}, so the image does not tell which vLLM runs; build it into "
+                "the image"
+            )
+    return None
+
+
+def _launcher(words: Sequence[_Word]) -> _Found | None:
+    """Return the server that is started here, if one is."""
     if not words:
         return None
+
+    def found(form: str, program: int, first: int) -> _Found:
+        return _Found(form, words[first:], words[-1]).behind(words[:program])
+
     starts = range(len(words)) if _base(words[0]) in _WRAPPERS else range(1)
     for at in starts:
         texts = [word.token.text for word in words[at : at + 12]]
         base = _base(words[at])
         if base == "vllm" and texts[1:2] == ["serve"]:
-            return "serve", at + 2
+            return found("serve", at, at + 2)
         if base == "specschedule" and texts[1:2] == ["sim"]:
-            return "sim", at + 2
+            return found("sim", at, at + 2)
         if not _PYTHON.fullmatch(base):
             continue
         i = 1
         while i < len(texts) and texts[i].startswith("-") and texts[i] != "-m":
             i += 2 if texts[i] in _PYTHON_VALUE_OPTIONS else 1
         if texts[i : i + 2] == ["-m", _API_SERVER]:
-            return "module", at + i + 2
+            return found("module", at, at + i + 2)
         if texts[i : i + 3] == ["-m", _CLI, "serve"]:
-            return "serve", at + i + 3
+            return found("serve", at, at + i + 3)
         if texts[i : i + 3] == ["-m", "specschedule.cli.main", "sim"]:
-            return "sim", at + i + 3
+            return found("sim", at, at + i + 3)
     return None
 
 
@@ -337,11 +438,14 @@ def _names_unknown(container: Mapping[str, Any], environment: Mapping[str, str])
     """Return the variables without a known value; None when there may be any."""
     if any(isinstance(source, Mapping) for source in items(container.get("envFrom"))):
         return None
-    return {
-        str(entry["name"])
-        for entry in items(container.get("env"))
-        if isinstance(entry, Mapping) and "name" in entry and str(entry["name"]) not in environment
-    }
+    return set(_named(container)) - set(environment)
+
+
+def _named(container: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the container's own variables."""
+    for entry in items(container.get("env")):
+        if isinstance(entry, Mapping) and "name" in entry:
+            yield str(entry["name"])
 
 
 def _expand(text: str, environment: Mapping[str, str], unknown: set[str] | None) -> Token:

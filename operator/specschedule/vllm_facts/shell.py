@@ -5,7 +5,7 @@ something that is not known here says so; constructs that could hide words are r
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -13,7 +13,11 @@ _BRACED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=")
 _PLAIN = re.compile(r"[-A-Za-z0-9_./:=@,+%]*")
 _SPECIAL = re.compile(r"\$[0-9@*#?!$-]")
-_RESERVED = {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "time"}
+_OPENING = {"if", "case", "while", "until", "for", "select"}
+_CLOSING = {"fi", "esac", "done", "}"}
+_BETWEEN = {"then", "else", "elif", "do", "!", "time"}
+_LOOPS = {"while", "until", "for", "select"}
+_SETTING = {"export", "declare", "typeset", "readonly", "local"}
 
 Lookup = Callable[[str], str | None]
 """Returns a variable's value; None when it is not known."""
@@ -39,9 +43,20 @@ class Word:
 
 @dataclass
 class Command:
-    """A simple command without its redirections, reserved words and assignments."""
+    """A simple command without its redirections and reserved words."""
 
-    words: list[Word] = field(default_factory=list)
+    words: list[Word]
+    """Program and arguments; none where it only assigns."""
+    assigned: list[Word] = field(default_factory=list)
+    """The assignments in front."""
+    joined: str = ""
+    """What joins it to the command before, such as ``&&``."""
+    guard: str | None = None
+    """What decides whether it runs: if, case, a function's call, or ``||``."""
+    sometimes: bool = False
+    """Whether it may run in a shell of its own, more than once or not at all."""
+    defines: bool = False
+    """Whether it is no command but the name of a function whose body follows."""
 
 
 def quote(text: str) -> str:
@@ -61,7 +76,50 @@ def commands(script: str, variables: Lookup) -> list[Command]:
     """
     own = _names_set_by(script)
     reader = _Reader(script, lambda name: None if name in own else variables(name))
-    return [Command(_bare(words)) for words in reader.read() if _bare(words)]
+    return _simple_commands(reader.read())
+
+
+def variables_of(
+    read: Sequence[Command], at: int, present: Collection[str]
+) -> dict[str, str | None]:
+    """Return the variables that a script gives to one of its commands; None: value not known.
+
+    Args:
+        read: The commands of the script.
+        at: Position of the command.
+        present: Variables that the shell itself was given: it hands on what it assigns to those.
+    """
+    set_: dict[str, str | None] = {}
+    handed_on = set(present)
+    everything = False
+    for i, command in enumerate(read[:at]):
+        first = command.words[0].value if command.words else None
+        words = (
+            command.words[1:] if first in _SETTING else command.assigned if first is None else []
+        )
+        if first in _SETTING:
+            handed_on.update(word.value.partition("=")[0].rstrip("+") for word in words)
+        everything = everything or (first == "set" and any("a" in w.value for w in command.words))
+        if first == "unset":
+            set_.update((word.value, None) for word in command.words[1:])
+        all_and = all(each.joined == "&&" for each in read[i + 1 : at + 1])
+        doubtful = command.sometimes or (command.joined in ("&&", "||") and not all_and)
+        for word in words:
+            if match := _ASSIGNMENT.match(word.value):
+                plain = not (doubtful or word.unknown or "+" in match.group(0))
+                set_[match.group(1)] = word.value[match.end() :] if plain else None
+    mine = {name: value for name, value in set_.items() if everything or name in handed_on}
+    return mine | assignments(read[at].assigned)
+
+
+def assignments(words: Sequence[Word]) -> dict[str, str | None]:
+    """Return what ``NAME=value`` words assign; None where a value is not known."""
+    found = ((_ASSIGNMENT.match(word.value), word) for word in words)
+    return {
+        match.group(1): None if word.unknown or "+" in match.group(0) else word.value[match.end() :]
+        for match, word in found
+        if match
+    }
 
 
 def _names_set_by(script: str) -> set[str]:
@@ -71,12 +129,49 @@ def _names_set_by(script: str) -> set[str]:
     return assigned | set(taken)
 
 
-def _bare(words: list[Word]) -> list[Word]:
-    """Drop reserved words and assignments in front of a command."""
-    at = 0
-    while at < len(words) and (words[at].value in _RESERVED or _ASSIGNMENT.match(words[at].value)):
-        at += 1
-    return words[at:]
+def _simple_commands(lines: Sequence[tuple[str, list[Word]]]) -> list[Command]:
+    """Tell commands from the words of the language around them, and what those make of them."""
+    out: list[Command] = []
+    frames: list[str] = []
+    depth = 0
+    body_follows = False
+    for i, (before, words) in enumerate(lines):
+        depth = max(0, depth + before.count("(") - before.count(")"))
+        joined = before.strip("\n")
+        at = 0
+        while at < len(words):
+            value = words[at].value
+            if value in _OPENING:
+                frames.append(value)
+            elif value in _CLOSING and frames:
+                frames.pop()
+            elif value == "{":
+                frames.append("function" if body_follows else "{")
+                body_follows = False
+            elif value not in _BETWEEN and value != "function":
+                break
+            at += 1
+            if value in ("case", "for", "select"):
+                at = len(words)
+            if value == "function":
+                break
+        named = at > 0 and words[at - 1].value == "function"
+        rest = words[at:]
+        called = i + 1 < len(lines) and lines[i + 1][0].startswith("()") and len(rest) == 1
+        if named or called:
+            out.append(Command(rest[:1], defines=True))
+            opened = len(rest) > 1 and rest[1].value == "{"
+            frames += ["function"] if opened else []
+            body_follows = not opened
+            rest = rest[2:]
+        count = next((n for n, w in enumerate(rest) if not _ASSIGNMENT.match(w.value)), len(rest))
+        if not rest:
+            continue
+        guards = [frame for frame in frames if frame not in _LOOPS and frame != "{"]
+        guard = next(iter(guards), "||" if joined == "||" else None)
+        sometimes = guard is not None or depth > 0 or bool(_LOOPS & set(frames))
+        out.append(Command(rest[count:], rest[:count], joined, guard, sometimes))
+    return out
 
 
 class _Reader:
@@ -87,8 +182,9 @@ class _Reader:
         self._at = 0
         self._variables = variables
 
-    def read(self) -> list[list[Word]]:
-        lines: list[list[Word]] = [[]]
+    def read(self) -> list[tuple[str, list[Word]]]:
+        """Return the words between operators, with the operators that stand before them."""
+        lines: list[tuple[str, list[Word]]] = [("", [])]
         target_follows = False
         while self._at < len(self._text):
             here = self._text[self._at]
@@ -104,17 +200,19 @@ class _Reader:
                 target_follows = True
             elif here in "\n;&|()":
                 self._at += 1
-                lines.append([])
+                if lines[-1][1]:
+                    lines.append(("", []))
+                lines[-1] = (lines[-1][0] + here, [])
             else:
                 word = self._word()
                 digits = word.value.isdigit() and self._text[self._at : self._at + 1] in ("<", ">")
                 if target_follows:
                     target_follows = False
                 elif not digits:
-                    lines[-1].append(word)
-        for line in lines:
-            if line and line[0].value in ("eval", "source", "."):
-                raise ShellError(f"{line[0].value} can set any variable")
+                    lines[-1][1].append(word)
+        for _, words in lines:
+            if words and words[0].value in ("eval", "source", "."):
+                raise ShellError(f"{words[0].value} can set any variable")
         return lines
 
     def _redirection(self) -> None:

@@ -73,7 +73,9 @@ def target_facts(
     replicas = _whole(spec.get("replicas"), 1)
     gpus = pod_gpus(pod_spec)
     if isinstance(server, ServerFacts):
-        server = server.model_copy(update={"gpus": gpus})
+        server = server.model_copy(
+            update={"gpus": gpus, "unread_sources": unread_sources(mapping(found), maps)}
+        )
     impossible, unchecked = _roll(spec, replicas, gpus, free_gpus)
     name = found.get("name") if not isinstance(found, Unreadable) else None
     return TargetFacts(
@@ -159,12 +161,29 @@ def sourced_environment(
         prefix = str(mapping(source).get("prefix") or "")
         data = config_maps.get(str(reference.get("name"))) or {}
         out.update({prefix + key: str(value) for key, value in data.items()})
-    for entry in items(container.get("env")):
-        reference = mapping(mapping(mapping(entry).get("valueFrom")).get("configMapKeyRef"))
+    for entry in map(mapping, items(container.get("env"))):
+        name = str(entry.get("name"))
+        reference = mapping(mapping(entry.get("valueFrom")).get("configMapKeyRef"))
         data = config_maps.get(str(reference.get("name"))) or {}
         key = str(reference.get("key"))
         if key in data:
-            out[str(mapping(entry).get("name"))] = str(data[key])
+            out[name] = str(data[key])
+        elif "valueFrom" in entry:
+            # It stands before what envFrom gives, and is not known.
+            out.pop(name, None)
+    return out
+
+
+def unread_sources(
+    container: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """Name the sources of variables (``envFrom``) that were not read."""
+    out = []
+    for source in map(mapping, items(container.get("envFrom"))):
+        for field, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
+            name = str(mapping(source.get(field)).get("name"))
+            if field in source and (kind == "Secret" or name not in config_maps):
+                out.append(f"envFrom {kind} {name}")
     return out
 
 
