@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -15,9 +16,11 @@ from specschedule.vllm_facts.arguments import (
     read_container,
     with_speculative,
 )
-from specschedule.vllm_facts.flags import json_object, scan
+from specschedule.vllm_facts.flags import ALIASES, READ, json_object, scan
 from specschedule.vllm_facts.launch import launch_of
 
+GOLDENS = Path(__file__).parents[1] / "goldens" / "vllm-0.32.0"
+ARGUMENTS = json.loads((GOLDENS / "arguments.json").read_text())
 STATIC = {"method": "eagle3", "model": "drafter", "num_speculative_tokens": 5}
 CARD = {**STATIC, "num_speculative_tokens_per_batch_size": [[1, 2, 5], [3, 16, 1]]}
 OLD, NEW = json.dumps(STATIC), json.dumps(CARD, separators=(",", ":"))
@@ -382,6 +385,51 @@ REFUSED = {
     ),
     "no value": (vllm("--speculative-config"), "UnsupportedArgumentForm", "no value"),
     "an abbreviation": (vllm("--speculative", OLD), "UnsupportedArgumentForm", "abbreviation"),
+    "an abbreviation of a flag that decides": (
+        vllm("--max-num-se", "512"),
+        "UnsupportedArgumentForm",
+        "--max-num-se is an abbreviation: write --max-num-seqs",
+    ),
+    "an abbreviation with its value": (
+        vllm("--data-parallel-siz=2"),
+        "UnsupportedArgumentForm",
+        "write --data-parallel-size",
+    ),
+    "an abbreviation with underscores": (
+        vllm("--kv_transfer_conf", '{"kv_role":"kv_producer"}'),
+        "UnsupportedArgumentForm",
+        "write --kv-transfer-config",
+    ),
+    "an abbreviation in the dotted form": (
+        vllm("--kv-transfer-conf.kv_role", "kv_producer"),
+        "UnsupportedArgumentForm",
+        "write --kv-transfer-config",
+    ),
+    "an abbreviation of a switch": (
+        vllm("--enforce-eag"),
+        "UnsupportedArgumentForm",
+        "write --enforce-eager",
+    ),
+    "an abbreviation that switches off": (
+        vllm("--no-async-sched"),
+        "UnsupportedArgumentForm",
+        "write --no-async-scheduling",
+    ),
+    "an abbreviated short flag": (
+        vllm("-t", "2"),
+        "UnsupportedArgumentForm",
+        "write --tensor-parallel-size",
+    ),
+    "a short flag with its value": (
+        vllm("-dp2"),
+        "UnsupportedArgumentForm",
+        "write --data-parallel-size 2",
+    ),
+    "a flag in capitals": (
+        vllm("--Data-Parallel-Size", "2"),
+        "UnsupportedArgumentForm",
+        "vLLM has no --Data-Parallel-Size",
+    ),
     "flag and value in one item": (
         vllm(f"--speculative-config {OLD}"),
         "UnsupportedArgumentForm",
@@ -753,3 +801,19 @@ def written_parts(edit, argv):
             if "=" not in part:
                 out.append(argv[at + 1])
     return out
+
+
+def test_every_beginning_of_a_flag_that_decides_is_refused_or_another_flags_name():
+    names = {name for argument in ARGUMENTS for name in argument["names"]}
+    for flag in READ:
+        for end in range(3, len(flag)):
+            beginning = flag[:end]
+            if beginning in names | {"--no"}:
+                continue
+            facts = read_container(vllm(f"{beginning}=1"))
+            assert isinstance(facts, Unreadable), beginning
+            assert f"{beginning} is an abbreviation" in facts.message
+    # What vLLM's parser knows by its whole name is never an abbreviation.
+    for name in sorted(names - READ - ALIASES.keys() - {"-h", "--help"}):
+        facts = read_container(vllm(f"{name}=1"))
+        assert isinstance(facts, ServerFacts), facts

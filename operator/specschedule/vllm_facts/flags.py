@@ -217,11 +217,23 @@ def takes_no_value(name: str) -> bool:
 
 
 def _refuse_abbreviation(name: str, written: str) -> None:
-    """Refuse prefixes that argparse would complete to the one argument that is edited."""
-    if name in READ or not (name.startswith("--spec") or name == "-s"):
+    """Refuse what argparse would complete to a flag that decides something here.
+
+    vLLM's parser takes any beginning that only one flag has. Which that is hangs on the version.
+    """
+    if name in READ or name in ALIASES:
         return
-    if name == "-s" or any(long.startswith(name) for long in (SPECULATIVE, *SPECULATIVE_PARTS)):
-        raise FlagError(f"{written} is an abbreviation: write {SPECULATIVE}")
+    if name.lower() in READ:
+        raise FlagError(f"vLLM has no {written}: write {name.lower()}")
+    long = {*READ, *(f"--no-{flag.removeprefix('--')}" for flag in READ if takes_no_value(flag))}
+    short = {alias for alias, flag in ALIASES.items() if flag in READ}
+    found = next((flag for flag in sorted(long | short) if flag.startswith(name)), None)
+    if found is not None and name not in long:
+        raise FlagError(f"{written} is an abbreviation: write {ALIASES.get(found, found)}")
+    joined = next((alias for alias in sorted(short) if name.startswith(alias)), None)
+    if joined is not None:
+        value = name.removeprefix(joined)
+        raise FlagError(f"vLLM does not read {written}: write {ALIASES[joined]} {value}")
 
 
 def _is_number(text: str) -> bool:
