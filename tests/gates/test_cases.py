@@ -94,6 +94,25 @@ CASES = {
         "Fail",
         "Disabling",
     ),
+    "1 a user who quotes the log": (
+        specschedule(),
+        deployment(),
+        {
+            "log": BANNER
+            + line(
+                "Received request cmpl-7: prompt: 'what is: Disabling "
+                "num_speculative_tokens_per_batch_size and falling back to static "
+                "num_speculative_tokens=4.', params: SamplingParams(stop=['x'])",
+                "INFO",
+            )
+            + line("Generated response cmpl-7: output: 'CUDA out of memory', finish_reason: stop")
+            + STARTED
+        },
+        True,
+        "scheduleInEffect",
+        "NotApplicable",
+        "draft counters",
+    ),
     "3 full graphs required": (
         specschedule(**FULL),
         deployment(),
@@ -460,6 +479,40 @@ CASES = {
         "engine",
         "Fail",
         "SGLang",
+    ),
+    "36 a model named after another engine": (
+        specschedule(),
+        deployment(command=["vllm", "serve", "/models/ollama-x"]),
+        {},
+        True,
+        "engine",
+        "Pass",
+        "runs vLLM",
+    ),
+    "36 a drafter of another engine's makers": (
+        specschedule(),
+        deployment(
+            speculative=None,
+            args=[
+                "--speculative-config",
+                json.dumps({**STATIC, "model": "lmsys/sglang-EAGLE3"}),
+                "--max-num-seqs=16",
+            ],
+        ),
+        {},
+        True,
+        "engine",
+        "Pass",
+        "runs vLLM",
+    ),
+    "36 another engine behind a wrapper": (
+        specschedule(),
+        deployment(image="own/llm:1", command=["tini", "--", "text-generation-launcher"]),
+        {},
+        False,
+        "engine",
+        "Fail",
+        "Text Generation Inference",
     ),
     "37 a key that vLLM does not know": (
         specschedule(),

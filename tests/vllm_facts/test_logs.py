@@ -514,3 +514,21 @@ def test_an_acceptance_rate_of_nan_tells_nothing_and_breaks_nothing():
     before = "\n".join(plain(line, "INFO") for line in (BANNER, STARTED))
     assert read_log(f"{before}\n{told}\n") == read_log(before)
     json.dumps(read_receipt(log_text=f"{before}\n{told}\n").plain(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    "quoting",
+    [
+        f"Received request c-1: prompt: '{DISABLED}', params: SamplingParams()",
+        f"Request c-1 details: prompt: {DISABLED!r}, prompt_token_ids: None",
+        f"Generated response c-1 (streaming): output: '{DISABLED}', finish_reason: stop",
+    ],
+)
+def test_a_user_who_quotes_the_engine_is_not_the_engine(quoting):
+    for line in (
+        f"(APIServer pid=1) INFO 11-29 10:00:00 [request_logger.py:66] {quoting}",
+        f"INFO 11-29 10:00:00 request_logger.py:66] {quoting}",
+        json.dumps({"levelname": "INFO", "message": f"{quoting}"}),
+    ):
+        assert read_log(line).notes == [], line
+    assert read_log(f"WARNING 11-29 10:00:00 [vllm.py:1] {DISABLED}").notes

@@ -421,8 +421,10 @@ def _may_be_script(word: _Word) -> bool:
 
 
 def _other_engine(container: Mapping[str, Any], words: Sequence[_Word]) -> str | None:
+    """Return the engine that the image or the program names; what it is given may name any."""
     said = [str(container.get("image") or "").lower()]
-    said += [word.token.text.lower() for word in words[:3]]
+    if container.get("command") and not _launcher(words):
+        said += [text for word in words[:3] if "vllm" not in (text := word.token.text.lower())]
     for text in said:
         for mark, engine in OTHER_ENGINES.items():
             if mark in text and not ("vllm" in text and mark != "sglang"):

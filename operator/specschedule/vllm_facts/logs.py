@@ -33,6 +33,9 @@ _PREFIX = re.compile(
     r"\d\d-\d\d \d\d:\d\d:\d\d )?(?:\[?[\w./-]+:\d+\] ?)?"
 )
 
+_REQUEST = re.compile(r"(?:Received request|Request \S+ details|Generated response)\b")
+"""Begins a message that quotes a user, who can write what vLLM writes."""
+
 _COMPILED = re.compile(r"during inference: .*causes a latency spike")
 
 NOTES: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -117,13 +120,16 @@ class LogFacts:
 
 
 def messages(text: str) -> Iterable[str]:
-    """Return the messages of a log, one a line, without prefixes and colours."""
+    """Return the messages of a log, one a line, without prefixes and colours.
+
+    What quotes a user's request or its answer is left out.
+    """
     for line in text.splitlines():
         bare = _COLOUR.sub("", line).strip()
-        if bare.startswith("{") and (said := _json_message(bare)) is not None:
-            yield from said.splitlines()
-        elif bare:
-            yield _PREFIX.sub("", bare, count=1)
+        said = _json_message(bare) if bare.startswith("{") else None
+        lines = [_PREFIX.sub("", bare, count=1)] if said is None else said.splitlines()
+        if bare and lines and not _REQUEST.match(lines[0]):
+            yield from lines
 
 
 def without_times(text: str) -> str:
