@@ -596,11 +596,16 @@ def test_facts_of_the_server(given_, told):
     assert {name: getattr(facts, name) for name in told} == told
 
 
-def test_an_unknown_speculative_key_is_noted():
+def test_what_vllm_refuses_in_a_speculative_config_is_told():
     facts = read_container(
         vllm("--speculative-config", '{"method":"m","adaptive_verification":true}')
     )
-    assert any("adaptive_verification" in note for note in facts.notes)
+    assert facts.refused == [
+        "key adaptive_verification is not one of vLLM 0.32; it is enable_adaptive_verification "
+        "there",
+        'method "m" is not one of vLLM 0.32',
+    ]
+    assert read_container(vllm("--speculative-config", NEW)).refused == []
 
 
 CONFIG = {"/etc/vllm.yaml": "port: 9000\ndata_parallel_size: 2\nenforce-eager: true\n"}

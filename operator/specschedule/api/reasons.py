@@ -59,6 +59,7 @@ REASONS: dict[str, str] = {
     "NoSpeculativeMethod": "The target serves without speculation and spec.speculative is not set.",
     "TwoSpeculativeMethods": "The target speculates already; take spec.speculative away.",
     "SecondTokenSource": "Something beside the schedule chooses the number of tokens.",
+    "ValueRefused": "The target's vLLM refuses to start with a value that the target gives.",
     "BeyondBlock": "A candidate drafts more tokens than the drafter's block holds.",
     "AlreadyServing": "The target serves this schedule already.",
     "GraphsLostToSchedule": "A schedule costs full CUDA graphs here, which spec.policy.graphMode"

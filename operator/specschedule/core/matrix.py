@@ -3,6 +3,7 @@
 A known engine problem is a row and not a branch; the rows themselves stand in ``vllm_facts``.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -108,17 +109,32 @@ def expected_runner(
     server: ServerFacts, *, gpus: int, method: str | None
 ) -> Literal["V1", "V2"] | None:
     """Return the model runner that vLLM 0.32 will use; None where that is not known."""
-    forced = server.environment.get(RUNNER_VARIABLE)
-    if forced in ("0", "1"):
-        return "V2" if forced == "1" else "V1"
+    if (forced := _forced(server)) is not None:
+        return forced
     if not gpus or method in V2_LACKS:
         return "V1"
     return None if server.unknown(RUNNER_VARIABLE) else "V2"
 
 
+def _forced(server: ServerFacts) -> Literal["V1", "V2"] | None:
+    """Return the model runner that the variable forces, which vLLM reads as a whole number."""
+    value = server.environment.get(RUNNER_VARIABLE, "").strip()
+    if not re.fullmatch(r"[+-]?\d+", value):
+        return None
+    return "V2" if int(value) else "V1"
+
+
 def model_runner(server: ServerFacts, where: Surroundings) -> Gate:
     """Say whether the model runner that is forced can draft by this method."""
-    if server.environment.get(RUNNER_VARIABLE) == "1" and where.method in V2_LACKS:
+    value = server.environment.get(RUNNER_VARIABLE)
+    if value is not None and _forced(server) is None:
+        return fails(
+            "modelRunner",
+            "ValueRefused",
+            f"{RUNNER_VARIABLE} is {value!r}: vLLM refuses to start with it; write 0 or 1, or "
+            "unset it",
+        )
+    if _forced(server) == "V2" and where.method in V2_LACKS:
         return fails(
             "modelRunner",
             "RunnerLacksMethod",

@@ -24,7 +24,7 @@ from specschedule.core.matrix import (
 from specschedule.core.schedule import EffectiveTable, ScheduleError, effective, parse
 from specschedule.core.spec import Mode, Spec
 from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
-from specschedule.core.versions import version_gate, version_of_image
+from specschedule.core.versions import numbers, version_gate, version_of_image
 
 BLOCK_DRAFTERS = ("dspark", "dflash")
 """Methods whose drafter was trained for blocks of one size."""
@@ -88,7 +88,7 @@ def before_pods(
         model_runner(server, where),
         method_and_schedule(where, matrix, tables),
         _graph_mode(spec, server, where),
-        _speculative(spec, server),
+        _speculative(spec, server, version),
         _block_size(spec, where, drafter_block),
         _token_budget(spec, server),
         _second_source(server),
@@ -138,14 +138,14 @@ def _data_parallel(server: ServerFacts) -> Gate:
         )
     # vLLM takes the variable where the flag says 1.
     name = "VLLM_DP_SIZE"
-    ranks = server.environment.get(name, "1").strip()
-    if ranks != "1":
+    given = server.environment.get(name, "1").strip()
+    if given != "1":
         return fails(
             "dataParallel",
             "DataParallel",
-            f"container {server.container} has {name}={ranks}: vLLM switches every schedule off "
-            "for more ranks than one, as they would deadlock; take the variable away and serve "
-            "with more replicas",
+            f"container {server.container} has {name}={given}: with more ranks than one vLLM "
+            "switches every schedule off, as they would deadlock, and it starts with no fewer; "
+            "take the variable away and serve with more replicas",
         )
     unread = server.unknown(name)
     if unread and name in server.unread:
@@ -294,7 +294,7 @@ def method_of(spec: Spec, server: ServerFacts) -> str | None:
     return str(method) if method is not None else None
 
 
-def _speculative(spec: Spec, server: ServerFacts) -> Gate:
+def _speculative(spec: Spec, server: ServerFacts, version: str | None) -> Gate:
     if server.speculative is None and spec.speculative is None:
         return fails(
             "speculative",
@@ -309,6 +309,12 @@ def _speculative(spec: Spec, server: ServerFacts) -> Gate:
             f"container {server.container} has a speculative config already; take "
             "spec.speculative away",
         )
+    if server.refused:
+        said = f"container {server.container}: its speculative config has what vLLM 0.32 refuses "
+        said += f"to start with: {'; '.join(server.refused)}"
+        if version is not None and numbers(version)[:2] == (0, 32):
+            return fails("speculative", "ValueRefused", f"{said}; correct it")
+        return passes("speculative", f"{said}; another version may take it", "HoldsWithNotes")
     return passes(
         "speculative", f"drafts come from method {method_of(spec, server) or '(default)'}"
     )

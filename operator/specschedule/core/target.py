@@ -59,6 +59,8 @@ class ServerFacts(Value):
     """kv_role of a KV transfer config: a prefill/decode split."""
     speculative: dict[str, Any] | None = None
     """The speculative config, as one merged object; None when the server does not speculate."""
+    refused: list[str] = []
+    """What of the speculative config vLLM 0.32 refuses to start with."""
     environment: dict[str, str] = {}
     """Environment variables of the server whose values are known."""
     unread: list[str] = []

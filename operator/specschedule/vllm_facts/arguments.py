@@ -7,13 +7,12 @@ from specschedule.core.target import ServerFacts, Unreadable
 from specschedule.vllm_facts.editing import ArgumentEdit, edited_container, with_speculative
 from specschedule.vllm_facts.flags import (
     COMPILATION,
-    KNOWN_KEYS,
-    RENAMED_KEYS,
     Flag,
     FlagError,
     config_file_tokens,
-    integer,
     json_object,
+    positive,
+    refused_of,
     scan,
     speculative_flags,
     speculative_of,
@@ -128,10 +127,10 @@ def _facts(
     last = {flag.name: flag for flag in flags if not flag.path}
 
     def number(name: str, default: int) -> int:
-        return integer(last[name]) if name in last else default
+        return positive(last[name]) if name in last else default
 
     def optional(name: str) -> int | None:
-        return integer(last[name]) if name in last else None
+        return positive(last[name]) if name in last else None
 
     def text(name: str) -> str | None:
         return last[name].value if name in last else None
@@ -151,13 +150,6 @@ def _facts(
     role = kv_transfer.get("kv_role")
     field = _edited_field(launch)
     speculative = speculative_of(flags)
-    for key in sorted(set(speculative or {}) - KNOWN_KEYS):
-        renamed = f"; it is {RENAMED_KEYS[key]} there" if key in RENAMED_KEYS else ""
-        notes = [
-            *notes,
-            f"speculative config key {key} is not one of vLLM 0.32, which refuses to start with "
-            f"it{renamed}",
-        ]
     return ServerFacts(
         container=str(container.get("name") or ""),
         image=str(container.get("image") or "") or None,
@@ -185,6 +177,7 @@ def _facts(
         arguments=[str(item) for item in container.get(field) or []],
         arguments_field=field,
         environment=dict(launch.environment),
+        refused=refused_of(speculative or {}),
         unread=sorted(launch.unread),
         notes=notes,
     )

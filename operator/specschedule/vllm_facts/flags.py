@@ -120,6 +120,17 @@ RENAMED_KEYS = {
 }
 """Keys that documents and proposals use, and what vLLM 0.32.0 calls them."""
 
+_METHODS = """
+    bailing_hybrid_mtp bailing_hybrid_v3_mtp custom_class deepseek_mtp dflash dots3_note_mtp
+    draft_model dspark eagle eagle3 ernie_mtp exaone4_5_mtp exaone_moe_mtp extract_hidden_states
+    gemma4_mtp glm4_moe_lite_mtp glm4_moe_mtp glm5_next_mtp glm_ocr_mtp hy_v3_mtp hy_v4_mtp
+    inkling_mtp kimi_k3_mtp longcat_flash_mtp medusa mimo_mtp mimo_v2_mtp minimax_m3_mtp
+    mlp_speculator mtp nemotron_h_mtp ngram ngram_gpu pangu_ultra_moe_mtp qwen3_5_mtp
+    qwen3_next_mtp qwen4_exp_mtp step3p5_mtp suffix
+"""
+METHODS = frozenset(_METHODS.split())
+"""Speculative methods of vLLM 0.32.0 (``vllm/config/speculative.py``)."""
+
 _SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -281,6 +292,18 @@ def integer(flag: Flag) -> int:
     raise FlagError(f"{flag.written} is {text!r}, not a whole number")
 
 
+def positive(flag: Flag) -> int:
+    """Return a flag's whole number from 1.
+
+    Raises:
+        FlagError: The value is none, and vLLM refuses to start with it.
+    """
+    number = integer(flag)
+    if number < 1:
+        raise FlagError(f"{flag.written} is {number}: vLLM wants 1 or more")
+    return number
+
+
 def json_object(flags: Iterable[Flag], name: str) -> dict[str, Any] | None:
     """Return the object that vLLM reads for a JSON flag, from whole and dotted forms together.
 
@@ -395,6 +418,28 @@ def speculative_of(flags: Sequence[Flag]) -> dict[str, Any] | None:
     if config is None and not parts:
         return None
     return {str(k).replace("-", "_"): v for k, v in ((config or {}) | parts).items()}
+
+
+def refused_of(config: dict[str, Any]) -> list[str]:
+    """Say what of a speculative config vLLM 0.32 refuses to start with."""
+    found = [
+        f"key {key} is not one of vLLM 0.32"
+        + (f"; it is {RENAMED_KEYS[key]} there" if key in RENAMED_KEYS else "")
+        for key in sorted(set(config) - KNOWN_KEYS)
+    ]
+    method = config.get("method")
+    if method is not None and (not isinstance(method, str) or method not in METHODS):
+        found.append(f"method {write_json(method)} is not one of vLLM 0.32")
+    tokens = config.get("num_speculative_tokens")
+    try:
+        whole = tokens is None or (
+            not isinstance(tokens, bool) and 0 < int(tokens) == float(tokens)
+        )
+    except (TypeError, ValueError, OverflowError):
+        whole = False
+    if not whole:
+        found.append(f"num_speculative_tokens {write_json(tokens)} is no whole number from 1")
+    return found
 
 
 def speculative_flags(flags: Sequence[Flag]) -> list[Flag]:
