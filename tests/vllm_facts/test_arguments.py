@@ -558,6 +558,9 @@ FACTS = {
     "graph mode": (vllm("-cc.cudagraph_mode", "PIECEWISE"), {"graph_mode": "PIECEWISE"}),
     "backend": (vllm("--attention-backend", "FLASHINFER"), {"attention_backend": "FLASHINFER"}),
     "the model": (vllm(), {"model": "org/model"}),
+    "split batches": (vllm("--enable-dbo"), {"enable_dbo": True}),
+    "batches split into more": (vllm("--ubatch-size", "2"), {"enable_dbo": True}),
+    "whole batches": (vllm("--ubatch-size", "0", "--no-enable-dbo"), {"enable_dbo": False}),
     "the model as a flag": (
         container(command=["python", "-m", "vllm.entrypoints.openai.api_server", "--model=m"]),
         {"model": "m"},

@@ -27,6 +27,7 @@ DEVICES: Mapping[str, Device] = {"nvidia.com": "cuda", "amd.com": "rocm", "huawe
 Effect = Literal[
     "Honours",
     "TruncatesOnly",
+    "MayTruncate",
     "Ignores",
     "LosesGraphs",
     "Disables",
@@ -111,9 +112,29 @@ def expected_runner(
     """Return the model runner that vLLM 0.32 will use; None where that is not known."""
     if (forced := _forced(server)) is not None:
         return forced
-    if not gpus or method in V2_LACKS:
+    if not gpus or _lacked_by_v2(server, method):
         return "V1"
     return None if server.unknown(RUNNER_VARIABLE) else "V2"
+
+
+def _lacked_by_v2(server: ServerFacts, method: str | None) -> str | None:
+    """Name what the server asks for and model runner V2 of vLLM 0.32 does not have."""
+    config = server.speculative or {}
+    if method in V2_LACKS:
+        return f"method {method}"
+    if config.get("parallel_drafting") and method not in ("dflash", "dspark"):
+        return f"parallel drafting by method {method}"
+    if config.get("use_heterogeneous_vocab"):
+        return "drafter with another vocabulary (use_heterogeneous_vocab)"
+    return "dual batch overlap (--enable-dbo) with drafting" if server.enable_dbo else None
+
+
+def _lacked_by_v1(server: ServerFacts, method: str | None) -> str | None:
+    """Name what the server asks for and model runner V1 of vLLM 0.32 does not have."""
+    if method == "dspark":
+        return f"method {method}"
+    adapts = (server.speculative or {}).get("enable_adaptive_verification")
+    return "adaptive verification" if adapts else None
 
 
 def _forced(server: ServerFacts) -> Literal["V1", "V2"] | None:
@@ -134,12 +155,20 @@ def model_runner(server: ServerFacts, where: Surroundings) -> Gate:
             f"{RUNNER_VARIABLE} is {value!r}: vLLM refuses to start with it; write 0 or 1, or "
             "unset it",
         )
-    if _forced(server) == "V2" and where.method in V2_LACKS:
+    if _forced(server) == "V2" and (lacked := _lacked_by_v2(server, where.method)):
         return fails(
             "modelRunner",
             "RunnerLacksMethod",
-            f"{RUNNER_VARIABLE} is 1 but model runner V2 has no method {where.method}: "
+            f"{RUNNER_VARIABLE} is {value} but model runner V2 has no {lacked}: "
             "vLLM refuses to start; unset the variable",
+        )
+    if where.runner == "V1" and (lacked := _lacked_by_v1(server, where.method)):
+        why = f"{RUNNER_VARIABLE} is {value}" if value else "vLLM takes model runner V1 here"
+        return fails(
+            "modelRunner",
+            "RunnerLacksMethod",
+            f"{why}, which has no {lacked}: vLLM refuses to start; let it take model runner V2, "
+            "or draft otherwise",
         )
     if where.runner is None:
         said = f"{server.unknown(RUNNER_VARIABLE)}; else the launches tell the model runner"
@@ -192,6 +221,9 @@ def method_and_schedule(
                 f"with {where}: {row.symptom}; the cost of drafting stays ({row.source})",
                 "DraftingCostStays",
             )
+    if "MayTruncate" in by_effect:
+        _, row = by_effect["MayTruncate"]
+        return passes(gate, f"with {where}: {row.symptom} ({row.source})", "DraftingCostMayStay")
     if "LosesGraphs" in by_effect:
         _, row = by_effect["LosesGraphs"]
         return passes(gate, f"with {where}: {row.symptom} ({row.source})", "GraphsLost")

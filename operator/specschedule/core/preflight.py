@@ -70,6 +70,8 @@ def before_pods(
     version = engine_version or version_of_image(server.image)
     tables = _tables(spec, server)
     method = method_of(spec, server)
+    if method is not None and method.endswith("_mtp"):
+        method = "mtp"  # vLLM replaces the models' own names for it.
     where = Surroundings(
         version=version,
         method=method,

@@ -33,6 +33,8 @@ class ServerFacts(Value):
     """Tensor parallel ranks."""
     pipeline_parallel_size: int = 1
     """Pipeline parallel ranks."""
+    enable_dbo: bool = False
+    """Whether batches are split to overlap (dual batch overlap)."""
     enforce_eager: bool = False
     """Whether graphs and compilation are off."""
     scheduler_class: str | None = None

@@ -10,6 +10,7 @@ from specschedule.vllm_facts.flags import (
     Flag,
     FlagError,
     config_file_tokens,
+    integer,
     json_object,
     positive,
     refused_of,
@@ -164,6 +165,8 @@ def _facts(
         data_parallel_size=number("--data-parallel-size", 1),
         tensor_parallel_size=number("--tensor-parallel-size", 1),
         pipeline_parallel_size=number("--pipeline-parallel-size", 1),
+        enable_dbo=(switch("--enable-dbo") or False)
+        or ("--ubatch-size" in last and integer(last["--ubatch-size"]) > 1),
         enforce_eager=switch("--enforce-eager") or False,
         async_scheduling=switch("--async-scheduling"),
         enable_lora=switch("--enable-lora") or False,

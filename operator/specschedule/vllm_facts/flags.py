@@ -55,6 +55,7 @@ READ = {
     "--compilation-config",
     "--config",
     "--data-parallel-size",
+    "--enable-dbo",
     "--enable-lora",
     "--enforce-eager",
     "--kv-transfer-config",
@@ -66,6 +67,7 @@ READ = {
     "--quantization",
     "--scheduler-cls",
     "--tensor-parallel-size",
+    "--ubatch-size",
 }
 """Flags whose values decide something here. An unknown value in one of them is refused."""
 

@@ -96,10 +96,20 @@ ROWS: tuple[MatrixRow, ...] = (
         id="v2-autoregressive",
         tested=_BOTH,
         devices=_OWN,
-        methods=["eagle", "eagle3", "mtp"],
+        methods=["eagle", "eagle3"],
         runners=["V2"],
         effect="Honours",
         symptom="drafting follows K with graphs for each; one drafter pass stays at K=0",
+    ),
+    MatrixRow(
+        id="v2-mtp",
+        tested=_BOTH,
+        devices=_OWN,
+        methods=["mtp"],
+        runners=["V2"],
+        effect="MayTruncate",
+        symptom="a drafter of one MTP module follows K; one of several (num_nextn_predict_layers "
+        "in the model's config.json) runs its full length, and the rest is cut before verification",
     ),
     MatrixRow(
         id="v2-truncates",
