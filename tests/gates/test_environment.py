@@ -43,6 +43,21 @@ def words(*command):
     return deployment(speculative=None, command=[*command, "vllm", "serve", "m"], args=carried)
 
 
+def beside(**sidecar):
+    target = deployment()
+    pod = target["spec"]["template"]["spec"]
+    pod["containers"].append({"name": "router", "image": "own/router:1", **sidecar})
+    return target
+
+
+def transfer(**config):
+    return deployment("--kv-transfer-config", json.dumps(config))
+
+
+def events(**config):
+    return deployment("--kv-events-config", json.dumps({"enable_kv_cache_events": True, **config}))
+
+
 LACKS_A_SCHEDULE = {**STATIC, "method": "ngram_gpu"}
 
 # Target; then the gate, its answer, and what its message says.
@@ -143,6 +158,75 @@ TOLD = {
         "methodAndSchedule",
         "Unknown",
         "VLLM_USE_V2_MODEL_RUNNER was not read",
+    ),
+    "a sidecar that registers the pod": (
+        beside(env=[{"name": "ETCD_ENDPOINTS", "value": "x"}]),
+        "registration",
+        "Fail",
+        "container router: ETCD_ENDPOINTS",
+    ),
+    "all of a Secret may register the pod by a sidecar": (
+        beside(envFrom=[{"secretRef": {"name": "tokens"}}]),
+        "registration",
+        "Unknown",
+        "envFrom Secret tokens of container router was not read",
+    ),
+    "a sidecar that does not": (
+        beside(env=[{"name": "LOG_LEVEL", "value": "x"}]),
+        "registration",
+        "Pass",
+        "no variable",
+    ),
+    "KV cache events sent to a router": (
+        events(endpoint="tcp://router:5557"),
+        "registration",
+        "Fail",
+        "--kv-events-config (tcp://router:5557)",
+    ),
+    "KV cache events that others come for": (
+        events(endpoint="tcp://*:5557"),
+        "registration",
+        "Pass",
+        "no variable",
+    ),
+    "KV cache events to nobody": (
+        events(publisher="null", endpoint="tcp://router:5557"),
+        "registration",
+        "Pass",
+        "no variable",
+    ),
+    "a cache's file that was not read": (
+        given("LMCACHE_CONFIG_FILE", "/etc/lmcache.yaml"),
+        "registration",
+        "Unknown",
+        "LMCACHE_CONFIG_FILE was not read",
+    ),
+    "a connector between servers": (
+        transfer(kv_connector="NixlConnector", kv_role="kv_both"),
+        "prefillDecodeSplit",
+        "Unknown",
+        "override gate prefillDecodeSplit",
+    ),
+    "a connector between servers among several": (
+        transfer(
+            kv_connector="MultiConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={
+                "connectors": [
+                    {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"},
+                    {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+                ]
+            },
+        ),
+        "prefillDecodeSplit",
+        "Unknown",
+        "has kv_connector NixlConnector,",
+    ),
+    "a connector to memory of the node": (
+        transfer(kv_connector="OffloadingConnector", kv_role="kv_both"),
+        "prefillDecodeSplit",
+        "Pass",
+        "share one server",
     ),
     "exported in a script": (
         script(f"export VLLM_LOGGING_LEVEL=ERROR; {SERVE}"),

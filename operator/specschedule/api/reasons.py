@@ -109,6 +109,8 @@ REASONS: dict[str, str] = {
     "BenchBroken": "The bench shows an effect where none can be; the message names the suspect.",
     "ArmsNotComparable": "The arms did not do the same work, or not on the same engine.",
     "Differs": "A fact that must be equal differs between the arms.",
+    "KvConnectorShares": "The target's KV connector brings KV from other servers; whether it serves"
+    " whole requests is not known.",
     "EnvironmentNotRead": "A variable of the target that decides is not known here; write its"
     " value in env.",
     "ReadFromLaunch": "The image does not say vLLM's version, and no launch has told it.",

@@ -59,6 +59,14 @@ class ServerFacts(Value):
     """--quantization, where given."""
     kv_role: str | None = None
     """kv_role of a KV transfer config: a prefill/decode split."""
+    kv_connectors: list[str] = []
+    """KV connectors of a KV transfer config, those inside a MultiConnector in its place."""
+    kv_events_to: str | None = None
+    """Where it sends its KV cache events, when it goes there itself; None when it is asked."""
+    sidecars: dict[str, list[str]] = {}
+    """Names of the variables of the pod's other containers, by container."""
+    sidecar_sources: list[str] = []
+    """Where these have more variables from that were not read, as in ``unread_sources``."""
     speculative: dict[str, Any] | None = None
     """The speculative config, as one merged object; None when the server does not speculate."""
     refused: list[str] = []

@@ -1,5 +1,6 @@
 """Reading a container's vLLM arguments, in every form that people write."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from specschedule.vllm_facts.flags import (
     speculative_of,
 )
 from specschedule.vllm_facts.launch import Field, Launch, launch_of, names_vllm, refuse
-from specschedule.vllm_facts.plain import items
+from specschedule.vllm_facts.plain import items, mapping
 
 __all__ = [
     "ArgumentEdit",
@@ -176,6 +177,8 @@ def _facts(
         scheduler_class=text("--scheduler-cls"),
         worker_extension=text("--worker-extension-cls"),
         kv_role=_text(role),
+        kv_connectors=_connectors(kv_transfer),
+        kv_events_to=_events_to(json_object(flags, "--kv-events-config") or {}),
         speculative=speculative,
         arguments=[str(item) for item in container.get(field) or []],
         arguments_field=field,
@@ -192,6 +195,27 @@ def _edited_field(launch: Launch) -> Field:
     if carrying:
         return launch.places[carrying[0].first].field
     return launch.after.field if launch.after else "args"
+
+
+def _connectors(kv_transfer: Mapping[str, Any]) -> list[str]:
+    """Return the names of the connectors, those that a MultiConnector holds in its place."""
+    extra = mapping(kv_transfer.get("kv_connector_extra_config"))
+    inner = [name for each in items(extra.get("connectors")) for name in _connectors(mapping(each))]
+    own = _text(kv_transfer.get("kv_connector"))
+    return inner or ([own] if own else [])
+
+
+def _events_to(config: Mapping[str, Any]) -> str | None:
+    """Return the address that KV cache events are sent to; None where others come for them.
+
+    vLLM listens at an address with ``*`` or ``::`` and at ipc and inproc ones, and connects to any
+    other (``distributed/kv_events.py``).
+    """
+    publishes = config.get("publisher") or ("zmq" if config.get("enable_kv_cache_events") else None)
+    address = str(config.get("endpoint") or "tcp://*:5557")
+    if publishes != "zmq" or re.search(r"[*]|::|^(ipc|inproc)://", address):
+        return None
+    return address
 
 
 def _text(value: object) -> str | None:

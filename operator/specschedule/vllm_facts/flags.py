@@ -58,6 +58,7 @@ READ = {
     "--enable-dbo",
     "--enable-lora",
     "--enforce-eager",
+    "--kv-events-config",
     "--kv-transfer-config",
     "--max-model-len",
     "--max-num-batched-tokens",

@@ -73,8 +73,18 @@ def target_facts(
     replicas = _whole(spec.get("replicas"), 1)
     gpus = pod_gpus(pod_spec)
     if isinstance(server, ServerFacts):
+        beside = _beside(pod_spec, mapping(found))
         server = server.model_copy(
-            update={"gpus": gpus, "unread_sources": unread_sources(mapping(found), maps)}
+            update={
+                "gpus": gpus,
+                "unread_sources": unread_sources(mapping(found), maps),
+                "sidecars": {str(each.get("name")): _variables(each, maps) for each in beside},
+                "sidecar_sources": [
+                    f"{source} of container {each.get('name')}"
+                    for each in beside
+                    for source in unread_sources(each, maps)
+                ],
+            }
         )
     impossible, unchecked = _roll(spec, replicas, gpus, free_gpus)
     name = found.get("name") if not isinstance(found, Unreadable) else None
@@ -185,6 +195,20 @@ def unread_sources(
             if field in source and (kind == "Secret" or name not in config_maps):
                 out.append(f"envFrom {kind} {name}")
     return out
+
+
+def _beside(pod_spec: Mapping[str, Any], found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the pod's other containers."""
+    everything = [*items(pod_spec.get("initContainers")), *items(pod_spec.get("containers"))]
+    return [each for each in map(mapping, everything) if each.get("name") != found.get("name")]
+
+
+def _variables(
+    container: Mapping[str, Any], config_maps: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """Return the names of a container's variables, as far as they are read."""
+    own = {str(entry.get("name")) for entry in map(mapping, items(container.get("env")))}
+    return sorted(own | sourced_environment(container, config_maps).keys())
 
 
 def _mounted_files(

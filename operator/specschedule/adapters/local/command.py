@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from specschedule.core.preflight import REGISTRATION
+from specschedule.core.preflight import CACHE_FILE, REGISTRATION
 from specschedule.core.spec import Slo
 from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
 from specschedule.vllm_facts.arguments import edited_container, read_container
@@ -55,7 +55,9 @@ class Command:
         known = {
             name: value
             for name, value in sorted(environment.items())
-            if (_DECISIVE.match(name) and not _SECRET.search(name)) or REGISTRATION.match(name)
+            if (_DECISIVE.match(name) and not _SECRET.search(name))
+            or REGISTRATION.match(name)
+            or name == CACHE_FILE
         }
         self._container: dict[str, Any] = {
             "name": CONTAINER,
