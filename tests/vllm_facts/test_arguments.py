@@ -332,6 +332,11 @@ REFUSED = {
         "UnsupportedShell",
         "an alias vllm",
     ),
+    "a function without a name": (
+        script("if function\nvllm serve m"),
+        "UnsupportedShell",
+        "behind if",
+    ),
     "another vLLM than the image's": (
         script("pip install --quiet 'vllm==0.20.0' && vllm serve m"),
         "UnsupportedShell",

@@ -158,7 +158,7 @@ def _simple_commands(lines: Sequence[tuple[str, list[Word]]]) -> list[Command]:
         named = at > 0 and words[at - 1].value == "function"
         rest = words[at:]
         called = i + 1 < len(lines) and lines[i + 1][0].startswith("()") and len(rest) == 1
-        if named or called:
+        if rest and (named or called):
             out.append(Command(rest[:1], defines=True))
             opened = len(rest) > 1 and rest[1].value == "{"
             frames += ["function"] if opened else []
