@@ -37,6 +37,7 @@ def receipt(**more):
         "gpu": "H100",
         "model_runner": "V2",
         "graph_mode": "FULL_AND_PIECEWISE",
+        "captured_sizes": [1, 2, 4, 8, 16, 32, 64, 96],
         "attention_backend": "FLASH_ATTN",
         "async_scheduling": True,
         "kv_cache_tokens": 100_000,
@@ -209,28 +210,62 @@ def test_no_graphs_anywhere_is_not_applicable_and_no_word_is_unknown():
     assert answer("graphMode", silent).answer == "Unknown"
 
 
-def test_a_capture_list_that_stops_short_of_the_largest_row_fails():
-    rows = [[1, 6, 6]]
-    cut = launch(
-        "candidate-card", [cell(1, 6), cell(6, 6)], schedule=rows,
-        notes=["CaptureTruncated: Truncating max_cudagraph_capture_size to 40"],
-    )  # fmt: skip
-    server = SERVER.model_copy(update={"max_num_seqs": 6})
-    found = answer("graphCoverage", arms(candidate=cut), server=server)
-    assert (found.answer, found.reason) == ("Fail", "NotCaptured")
-    assert "42" in found.message
-    enough = launch(
-        "candidate-card", schedule=[[1, 6, 5]],
-        notes=["CaptureTruncated: Truncating max_cudagraph_capture_size to 40"],
-    )  # fmt: skip
-    assert answer("graphCoverage", arms(candidate=enough), server=server).answer == "Pass"
+TRUNCATED = {"notes": ["CaptureTruncated: Truncating max_cudagraph_capture_size to 40"]}
+COVERED = {
+    # Claim: rows, what the receipt says, the largest batch; then answer, reason and words.
+    "every step has a graph": ([[1, 6, 5]], {}, 6, "Pass", "Holds", "cover every step"),
+    "the capture list was cut above the largest step": (
+        [[1, 6, 5]], {"captured_sizes": None, **TRUNCATED}, 6, "Pass", "Holds", "",
+    ),
+    "the capture list was cut below the largest step": (
+        [[1, 6, 6]], {"num_speculative_tokens": 6, **TRUNCATED}, 6, "Fail", "NotCaptured", "42",
+    ),
+    "steps beyond the captured sizes": (
+        ROWS, {"captured_sizes": [1, 2, 4, 8]}, 16, "Pass", "BeyondCaptured", "32",
+    ),
+    "the last row is carried on to the largest batch": (
+        [[1, 6, 6]], {"captured_sizes": [1, 64], "num_speculative_tokens": 6}, 16,
+        "Pass", "BeyondCaptured", "up to 112 tokens, captured are 64",
+    ),
+    "K is cut to num_speculative_tokens": (
+        [[1, 16, 6]], {"captured_sizes": [1, 64], "num_speculative_tokens": 3}, 16,
+        "Pass", "Holds", "",
+    ),
+    "no graph was captured at all": (
+        ROWS, {"captured_sizes": []}, 16, "Pass", "BeyondCaptured", "captured are 0",
+    ),
+    "captured sizes are not told": (
+        ROWS, {"captured_sizes": None}, 16, "Unknown", "NotRead", "VLLM_LOGGING_LEVEL",
+    ),
+    "neither graph mode nor captured sizes are told": (
+        ROWS, {"captured_sizes": None, "graph_mode": None}, 16,
+        "Unknown", "NotRead", "candidate-card",
+    ),
+    "captured sizes are not told where there are no graphs": (
+        ROWS, {"captured_sizes": None, "graph_mode": "NONE"}, 16, "Pass", "Holds", "",
+    ),
+}  # fmt: skip
 
 
-def test_steps_beyond_the_captured_sizes_are_named():
-    short = launch("candidate-card", captured_sizes=[1, 2, 4, 8])
-    found = answer("graphCoverage", arms(candidate=short))
+@pytest.mark.parametrize("claim", COVERED)
+def test_captured_graphs_are_held_against_the_steps_that_the_engine_takes(claim):
+    rows, facts, largest, verdict, reason, said = COVERED[claim]
+    # The other arms cover whatever is asked of them.
+    incumbent = launch("incumbent", captured_sizes=[512])
+    card = launch("candidate-card", schedule=rows, **facts)
+    server = SERVER.model_copy(update={"max_num_seqs": largest})
+    found = answer("graphCoverage", arms(incumbent=incumbent, candidate=card), server=server)
+    assert (found.answer, found.reason) == (verdict, reason)
+    assert said in found.message
+
+
+def test_a_fixed_number_of_tokens_needs_graphs_too():
+    short = launch("incumbent", captured_sizes=[64])
+    found = answer("graphCoverage", arms(incumbent=short))
     assert (found.answer, found.reason) == ("Pass", "BeyondCaptured")
-    assert "32" in found.message
+    assert "incumbent takes steps of up to 96 tokens, captured are 64" in found.message
+    untold = launch("incumbent", num_speculative_tokens=None)
+    assert answer("graphCoverage", arms(incumbent=untold)).answer == "Unknown"
 
 
 def test_kv_sizes_may_differ_where_the_load_fits_the_smallest():

@@ -55,7 +55,8 @@ def line(message, level="WARNING"):
 
 BANNER = line(
     "Initializing a V1 LLM engine (v0.32.0) with config: model='m', device_config=cuda, "
-    "compilation_config={'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>}",
+    "compilation_config={'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>, "
+    "'cudagraph_capture_sizes': [1, 2, 4, 8, 16, 32, 64, 96]}",
     "INFO",
 )
 STARTED = line("init engine (profile, create kv cache, warmup model) took 9.00 s", "INFO")
@@ -234,6 +235,24 @@ CASES = {
         "graphCoverage",
         "Fail",
         "42",
+    ),
+    "17 a tail that is carried on beyond the captured sizes": (
+        specschedule([[1, 6, 6]]),
+        deployment(),
+        {"log": BANNER + STARTED},
+        True,
+        "graphCoverage",
+        "Pass",
+        "up to 112 tokens, captured are 96",
+    ),
+    "17 a log without a word about graphs": (
+        specschedule(),
+        deployment(),
+        {"log": ""},
+        False,
+        "graphCoverage",
+        "Unknown",
+        "VLLM_LOGGING_LEVEL",
     ),
     "18 a prefix": (
         specschedule(**FULL),

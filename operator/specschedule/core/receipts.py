@@ -15,6 +15,7 @@ from specschedule.core import capacity
 from specschedule.core.arms import ADAPTIVE, PIECEWISE
 from specschedule.core.evidence import Launch, Receipt
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
+from specschedule.core.schedule import ScheduleError, effective, parse
 from specschedule.core.spec import Spec
 from specschedule.core.target import ServerFacts
 from specschedule.core.values import Value
@@ -196,20 +197,24 @@ def _quoted(launches: Sequence[Launch], kind: str) -> list[str]:
 
 
 def graph_coverage(drafting: Sequence[Launch], server: ServerFacts) -> Gate:
-    """Say whether captured graphs cover the steps that each schedule takes."""
+    """Say whether captured graphs cover the steps that each launch takes."""
     gate = "graphCoverage"
-    if {each.receipt.graph_mode for each in drafting} <= {"NONE"}:
+    with_graphs = [each for each in drafting if each.receipt.graph_mode != "NONE"]
+    if not with_graphs:
         return not_applicable(gate, "NoGraphs", "no arm uses CUDA graphs")
     cut: set[str] = set()
     beyond: set[str] = set()
-    for each in drafting:
+    silent: list[str] = []
+    for each in with_graphs:
         needed = _largest_step(each, server)
+        captured = _largest_captured(each.receipt)
         for text in noted(each.receipt, CAPTURE_TRUNCATED):
-            limit = int(re.findall(r"\d+", text)[-1]) if re.search(r"\d", text) else 0
-            if needed is None or needed > limit:
+            limit = _last_number(text)
+            if needed is None or limit is None or needed > limit:
                 cut.add(f"{each.arm} needs a graph of {needed or 'unknown'} tokens: {text}")
-        captured = max(each.receipt.captured_sizes or [0])
-        if needed is not None and 0 < captured < needed:
+        if needed is None or captured is None:
+            silent.append(each.arm)
+        elif captured < needed:
             beyond.add(f"{each.arm} takes steps of up to {needed} tokens, captured are {captured}")
     if cut:
         return fails(
@@ -218,18 +223,45 @@ def graph_coverage(drafting: Sequence[Launch], server: ServerFacts) -> Gate:
             f"{'; '.join(sorted(cut))}: its largest batches run without graphs and must not be "
             "compared as if they had them",
         )
+    if silent:
+        return unknown(
+            gate,
+            "NotRead",
+            "captured graph sizes or the number of draft tokens could not be read from "
+            f"{', '.join(dict.fromkeys(silent))}; vLLM names both as it starts: set "
+            "VLLM_LOGGING_LEVEL to INFO and keep the log from its beginning",
+        )
     if beyond:
         said = "; ".join(sorted(beyond))
         return passes(gate, f"{said}: larger steps run without full graphs", "BeyondCaptured")
-    return passes(gate, "captured graph sizes cover the rows of every schedule, as far as told")
+    return passes(gate, "captured graph sizes cover every step of every schedule")
 
 
 def _largest_step(launch: Launch, server: ServerFacts) -> int | None:
-    """Return the most tokens that a decoding step of a schedule verifies: batch x (K + 1)."""
-    if launch.schedule is None:
+    """Return the most tokens that a decoding step verifies, batch x (K + 1); None when not told."""
+    told = launch.receipt.num_speculative_tokens
+    rows = launch.schedule
+    if rows is None:
+        return None if told is None else server.max_num_seqs * (told + 1)
+    try:
+        largest = parse(rows).largest if told is None else told
+        table = effective(rows, max_tokens=max(1, largest), max_num_seqs=server.max_num_seqs)
+    except ScheduleError:
         return None
-    rows = [row for row in launch.schedule if row[0] <= server.max_num_seqs]
-    return max((min(row[1], server.max_num_seqs) * (row[-1] + 1) for row in rows), default=None)
+    return max(band.last * (band.tokens + 1) for band in table.bands())
+
+
+def _largest_captured(receipt: Receipt) -> int | None:
+    """Return the most tokens that a captured graph takes; None when not told."""
+    if receipt.captured_sizes is not None:
+        return max(receipt.captured_sizes, default=0)
+    limits = map(_last_number, noted(receipt, CAPTURE_TRUNCATED))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _last_number(text: str) -> int | None:
+    found = re.findall(r"\d+", text)
+    return int(found[-1]) if found else None
 
 
 def kv_cache(spec: Spec, counted: Sequence[Launch]) -> Gate:

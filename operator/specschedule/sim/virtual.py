@@ -14,6 +14,7 @@ from specschedule.sim.engine import Engine, Request, drive
 from specschedule.sim.kv_cache import BLOCK
 from specschedule.sim.launch import VERSION, read
 from specschedule.sim.launch import Launch as EngineLaunch
+from specschedule.sim.startup import captured_sizes
 from specschedule.sim.worlds import World
 
 
@@ -135,6 +136,7 @@ def simulate_launch(
         model=resolved.model,
         model_runner=resolved.runner,
         graph_mode=resolved.graphs_config,
+        captured_sizes=captured_sizes(resolved),
         kv_cache_tokens=resolved.settings.kv_tokens,
         schedule=[list(row) for row in arm.schedule] if arm.schedule is not None else None,
         num_speculative_tokens=arm.max_tokens or None,

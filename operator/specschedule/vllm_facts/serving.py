@@ -35,7 +35,13 @@ def serving_gates(
 def _of_log(spec: Spec, server: ServerFacts, receipt: Receipt, text: str) -> list[Gate]:
     # The log is what a candidate's launch would say, as its arguments differ in the drafting only.
     launches = [
-        Launch(arm=f"candidate-{c.name}", launch=1, round=1, schedule=c.schedule, receipt=receipt)
+        Launch(
+            arm=f"candidate-{c.name}",
+            launch=1,
+            round=1,
+            schedule=c.schedule,
+            receipt=receipt.model_copy(update={"num_speculative_tokens": c.largest_tokens}),
+        )
         for c in spec.candidates
     ]
     return [
