@@ -16,9 +16,15 @@ CELL = {
 }  # fmt: skip
 
 
+RECEIPT = {
+    "engineVersion": "0.32.0", "gpu": "H100", "imageId": "sha256:a", "modelRunner": "V2",
+    "graphMode": "FULL", "attentionBackend": "FLASH_ATTN", "asyncScheduling": True,
+}  # fmt: skip
+
+
 def trial(arm, launch, *, run="7f3a", void=None, **receipt):
     status = {"startedAt": "2026-11-29T10:00:00Z", "endedAt": "2026-11-29T10:05:00Z"}
-    status |= {"receipt": {"engineVersion": "0.32.0", "gpu": "H100"} | receipt, "cells": [CELL]}
+    status |= {"receipt": RECEIPT | receipt, "cells": [CELL]}
     if void is not None:
         status["void"] = void
     return {
@@ -73,10 +79,47 @@ def test_what_differs_is_said_with_what_forbids_it(ask):
 
 def test_a_void_launch_is_written_but_not_compared(ask, tmp_path):
     trials = [trial("incumbent", 1), trial("none", 2, void="Preempted: by others", gpu="A100")]
+    trials.append(trial("candidate-card", 3))
     said = ask(trials, "--out", str(tmp_path / "r"))
     assert "not compared: none launch 2: Preempted: by others" in said.output
     assert "no fact differs" in said.output
     assert "Preempted" in (tmp_path / "r" / "facts-002-none.txt").read_text()
+
+
+UNTOLD = {
+    # Claim: launches; then what is not read, and what the page says.
+    "no launch tells anything": (
+        [trial(arm, n, **dict.fromkeys(RECEIPT)) for n, arm in enumerate(("incumbent", "none"), 1)],
+        {"imageId", "engineVersion", "gpu", "modelRunner", "attentionBackend", "asyncScheduling",
+         "graphMode"},
+        "gpu: NotRead from incumbent, none, so whether it differs is not known",
+    ),
+    "one launch does not tell its GPU": (
+        [trial("incumbent", 1), trial("candidate-card", 2, gpu=None)],
+        {"gpu"},
+        "gpu: NotRead from candidate-card",
+    ),
+    "none need not tell what only drafting launches share": (
+        [trial("incumbent", 1), trial("none", 2, modelRunner=None, graphMode=None)],
+        set(),
+        "no fact differs",
+    ),
+    "one launch alone": ([trial("incumbent", 1)], set(), "nothing compared: 1 of the launches"),
+    "no launch that counts": (
+        [trial("incumbent", 1, void="Preempted: x")], set(), "nothing compared: 0 of the launches",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", UNTOLD)
+def test_what_no_launch_tells_is_not_said_to_be_the_same(ask, claim):
+    launches, lacking, said = UNTOLD[claim]
+    page = ask(launches)
+    assert said in page.output, page.output
+    assert ("no fact differs" in page.output) == (said == "no fact differs")
+    answer = json.loads(ask(launches, "-o", "json").output)
+    assert {each["fact"] for each in answer["notRead"]} == lacking
+    assert {each["reason"] for each in answer["notRead"]} <= {"NotRead"}
 
 
 def test_bad_input_gets_one_clear_line(ask, tmp_path):

@@ -12,7 +12,7 @@ from specschedule.cli.trials import read_launches, read_trials
 from specschedule.core.compare import uncounted
 from specschedule.core.evidence import Launch
 from specschedule.core.gates import without_speculation
-from specschedule.core.receipts import Differing, compared
+from specschedule.core.receipts import Differing, Untold, compared, untold
 from specschedule.core.target import ServerFacts
 
 
@@ -31,6 +31,9 @@ from specschedule.core.target import ServerFacts
 def command(path: str, trials: str, run: str | None, out: Path | None, output: str) -> None:
     """Say in which facts the launches of a run differ, and which of that the policy forbids.
 
+    A fact that launches must share and that one of them does not tell is named NotRead: whether it
+    differs is not known, and a run is not promoted on it.
+
     With --out, each launch also becomes facts-LAUNCH-ARM.txt (its receipt, a fact a line) and
     launch-LAUNCH-ARM.json (receipt and cells).
     """
@@ -39,12 +42,17 @@ def command(path: str, trials: str, run: str | None, out: Path | None, output: s
     launches = sorted(read_launches(trials, documents), key=lambda each: each.launch)
     # A target has a speculative config of its own, or the spec says how to speculate.
     server = ServerFacts(container="", speculative={} if spec.speculative is None else None)
-    found = compared(
-        spec, [each for each in launches if uncounted(each) is None], without_speculation(server)
-    )
+    counted = [each for each in launches if uncounted(each) is None]
+    silent = without_speculation(server)
+    found, lacking = compared(spec, counted, silent), untold(counted, silent)
     written = [str(file) for each in launches for file in _write(each, out)] if out else []
-    answer = {"differences": [each.plain() for each in found], "files": written}
-    emit(answer, _text(found, launches, written), output)
+    answer = {
+        "launches": len(counted),
+        "differences": [each.plain() for each in found],
+        "notRead": [each.plain() for each in lacking],
+        "files": written,
+    }
+    emit(answer, _text(found, lacking, launches, written), output)
 
 
 def _write(launch: Launch, folder: Path) -> list[Path]:
@@ -78,14 +86,24 @@ def _facts(launch: Launch) -> list[str]:
     ]
 
 
-def _text(found: list[Differing], launches: list[Launch], written: list[str]) -> str:
+def _text(
+    found: list[Differing], lacking: list[Untold], launches: list[Launch], written: list[str]
+) -> str:
     left_out = [each for each in launches if uncounted(each) is not None]
-    lines = [f"{len(launches) - len(left_out)} launches compared"]
+    number = len(launches) - len(left_out)
+    lines = [f"{number} launches compared"]
+    if number < 2:
+        lines = [f"nothing compared: {number} of the launches counts, and it takes two"]
     lines += [f"  not compared: {x.arm} launch {x.launch}: {uncounted(x)}" for x in left_out]
     for each in found:
         values = "; ".join(f"{value} ({', '.join(arms)})" for value, arms in each.values.items())
         verdict = f"forbidden, {each.forbidden}" if each.forbidden else "reported"
         lines.append(f"  {each.fact}: {values}: {verdict}")
-    if not found:
+    lines += [
+        f"  {each.fact}: {each.reason} from {', '.join(each.arms)}, so whether it differs is not "
+        "known"
+        for each in lacking
+    ]
+    if number > 1 and not found and not lacking:
         lines.append("  no fact differs")
     return "\n".join([*lines, *(f"wrote {file}" for file in written)])

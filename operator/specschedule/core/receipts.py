@@ -8,6 +8,7 @@ reported. A fact that no launch told is Unknown, and Unknown holds promotion.
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 
 from pydantic.alias_generators import to_camel
 
@@ -70,6 +71,17 @@ class Differing(Value):
     """Why the difference withholds promotion; None where it is only reported."""
 
 
+class Untold(Value):
+    """A fact that launches of a run must have in common and that some of them do not tell."""
+
+    fact: str
+    """Name of the fact in a receipt."""
+    arms: list[str]
+    """Arms with a launch that does not tell it."""
+    reason: str = "NotRead"
+    """Whether it differs is not known, and Unknown withholds promotion."""
+
+
 def comparable(drafting: Sequence[Launch]) -> tuple[list[Launch], list[Launch]]:
     """Return the launches that must be the same engine, and those of them with the same graphs.
 
@@ -104,6 +116,23 @@ def compared(spec: Spec, launches: Sequence[Launch], silent: Collection[str]) ->
             forbidden = f"spec.policy.graphMode is {spec.policy.graph_mode}"
         found.append(Differing(fact=to_camel(fact), values=everywhere, forbidden=forbidden))
     return sorted(found, key=lambda each: each.forbidden is None)
+
+
+def untold(launches: Sequence[Launch], silent: Collection[str]) -> list[Untold]:
+    """Return the facts that launches must have in common and that not all of them tell.
+
+    Args:
+        launches: Launches to compare.
+        silent: Arms that run without speculation.
+    """
+    alike, in_own_mode = comparable([each for each in launches if each.arm not in silent])
+    asked: dict[str, Sequence[Launch]] = {
+        **dict.fromkeys(SAME_EVERYWHERE, launches),
+        **dict.fromkeys(SAME_WHERE_DRAFTING, alike),
+        "graph_mode": in_own_mode,
+    }
+    found = {fact: _told(of, attrgetter(fact))[1] for fact, of in asked.items()}
+    return [Untold(fact=to_camel(fact), arms=arms) for fact, arms in found.items() if arms]
 
 
 def _values(launches: Sequence[Launch], fact: str) -> dict[str, list[str]]:
