@@ -59,8 +59,10 @@ BANNER = line(
     "'cudagraph_capture_sizes': [1, 2, 4, 8, 16, 32, 64, 96]}",
     "INFO",
 )
+IDLE = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 STARTED = line("init engine (profile, create kv cache, warmup model) took 9.00 s", "INFO")
 
+NOT_TOLD = ("servingAlive", "Unknown", "give one scrape")
 V1 = {"env": [{"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "0"}]}
 V2 = {"env": [{"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "1"}]}
 FULL = {"policy": {"graphMode": "RequireFull"}}
@@ -303,7 +305,7 @@ CASES = {
         specschedule(),
         deployment(),
         {
-            "metrics": "vllm:spec_decode_num_drafts_total 10000\n"
+            "metrics": IDLE + "vllm:spec_decode_num_drafts_total 10000\n"
             "vllm:spec_decode_num_draft_tokens_total 50000\n"
             "vllm:spec_decode_num_accepted_tokens_total 200\n"
         },
@@ -329,6 +331,61 @@ CASES = {
         "servingAlive",
         "Fail",
         "3 requests wait",
+    ),
+    "22 one engine of two is stalled": (
+        specschedule(),
+        deployment(),
+        {
+            "metrics": 'vllm:num_requests_running{engine="0"} 9\n'
+            'vllm:num_requests_waiting{engine="0"} 0\n'
+            'vllm:num_requests_running{engine="1"} 0\n'
+            'vllm:num_requests_waiting{engine="1"} 9\n'
+        },
+        False,
+        "servingAlive",
+        "Fail",
+        "9 requests wait and none runs in engine 1",
+    ),
+    "22 a page that is empty": (
+        specschedule(),
+        deployment(),
+        {"metrics": ""},
+        False,
+        *NOT_TOLD,
+    ),
+    "22 a page that is no metrics": (
+        specschedule(),
+        deployment(),
+        {"metrics": "<html>502</html>"},
+        False,
+        *NOT_TOLD,
+    ),
+    "22 a number that is none": (
+        specschedule(),
+        deployment(),
+        {"metrics": "vllm:num_requests_running NaN\nvllm:num_requests_waiting 3\n"},
+        False,
+        *NOT_TOLD,
+    ),
+    "22 an engine that tells only what runs": (
+        specschedule(),
+        deployment(),
+        {"metrics": IDLE + 'vllm:num_requests_running{engine="1"} 4\n'},
+        False,
+        *NOT_TOLD,
+    ),
+    "20 more accepted than drafted": (
+        specschedule(),
+        deployment(),
+        {
+            "metrics": IDLE + "vllm:spec_decode_num_drafts_total 5\n"
+            "vllm:spec_decode_num_draft_tokens_total 10\n"
+            "vllm:spec_decode_num_accepted_tokens_total 200\n"
+        },
+        False,
+        "acceptance",
+        "Unknown",
+        "200 accepted of 10 draft tokens, which cannot be",
     ),
     "25 a build that refuses an old flag": (
         specschedule(),
@@ -479,7 +536,7 @@ CASES = {
         specschedule(),
         deployment(),
         {
-            "metrics": 'vllm:spec_decode_num_drafts_total{engine="0"} 100\n'
+            "metrics": IDLE + 'vllm:spec_decode_num_drafts_total{engine="0"} 100\n'
             'vllm:spec_decode_num_drafts_total{engine="1"} 100\n'
             'vllm:spec_decode_num_draft_tokens_total{engine="0"} 400\n'
             'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 300\n'
@@ -650,7 +707,7 @@ CASES = {
     "49 nothing drafted is not available": (
         specschedule(),
         deployment(),
-        {"metrics": "vllm:num_requests_running 0\n"},
+        {"metrics": IDLE},
         True,
         "acceptance",
         "NotApplicable",
@@ -744,7 +801,10 @@ def test_35_counters_are_summed_over_engines():
 def test_the_serving_kv_cache_tells_before_the_run_which_points_are_left_out(preflight):
     def asked(tokens, **spec):
         load = {"points": [1, 6, 16], "promptTokens": 256, "outputTokens": 128}
-        page = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{tokens // 16}"}} 1.0\n'
+        page = (
+            IDLE
+            + f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{tokens // 16}"}} 1.0\n'
+        )
         answer = preflight(specschedule(load=load, **spec), deployment(), metrics=page)
         (found,) = [each for each in answer["gates"] if each["gate"] == "kvCache"]
         return answer["accepted"], found["answer"], found["reason"], found["message"]

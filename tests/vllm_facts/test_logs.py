@@ -283,7 +283,7 @@ def test_metrics_are_summed_over_engines_that_may_disagree():
     assert scrape.kv_cache_tokens == 74_880
     assert scrape.acceptance_length == 2.5
     assert scrape.engines_disagree
-    assert (scrape.running, scrape.waiting) == (0, 3)
+    assert scrape.requests_by_engine == (("0", 0.0, 3.0),)
     assert scrape.preemptions is None
 
 

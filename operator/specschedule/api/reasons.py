@@ -93,6 +93,7 @@ REASONS: dict[str, str] = {
     "DeadlineExceeded": "The run was not decided within spec.experiment.deadline.",
     "BudgetExhausted": "The next launch would exceed spec.experiment.budget.",
     "TargetChanged": "Somebody else changed the target during the run.",
+    "CountersDisagree": "The engine's counters tell more accepted tokens than drafted ones.",
     "MetricsDisagree": "Prometheus and the load job's record do not agree.",
     "NothingMeasured": "No candidate was measured.",
     "NothingProposed": "The screen predicts that no schedule beats what status.recommendation"

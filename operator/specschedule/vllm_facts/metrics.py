@@ -60,8 +60,8 @@ class Scrape:
     draft_tokens: float | None = None
     accepted_tokens: float | None = None
     preemptions: float | None = None
-    running: float | None = None
-    waiting: float | None = None
+    requests_by_engine: tuple[tuple[str, float | None, float | None], ...] = ()
+    """(engine, requests running, requests waiting); None where one is not told."""
     recorder_on: bool | None = None
     """Whether the recorder counts, where the engine carries one."""
     drafts_by_engine: tuple[tuple[str, float, float], ...] = ()
@@ -99,8 +99,7 @@ def read_metrics(text: str) -> Scrape:
         draft_tokens=total(DRAFT_TOKENS),
         accepted_tokens=total(ACCEPTED_TOKENS),
         preemptions=total(PREEMPTIONS),
-        running=total(RUNNING),
-        waiting=total(WAITING),
+        requests_by_engine=_requests_by_engine(samples),
         recorder_on=min(recorder) == 1.0 if recorder else None,
         drafts_by_engine=_by_engine(samples),
     )
@@ -155,6 +154,19 @@ def _kv_cache_tokens(all_labels: Iterable[dict[str, str]]) -> int | None:
         elif blocks.isdigit() and size.isdigit():
             sizes.append(int(blocks) * int(size))
     return min(sizes, default=None)
+
+
+def _requests_by_engine(samples: Samples) -> tuple[tuple[str, float | None, float | None], ...]:
+    running, waiting = (
+        {labels.get("engine", ""): n for labels, n in samples.get(name, []) if n == n}
+        for name in (RUNNING, WAITING)
+    )
+    named = {
+        labels.get("engine", "")
+        for name in (RUNNING, WAITING)
+        for labels, _ in samples.get(name, [])
+    }
+    return tuple((engine, running.get(engine), waiting.get(engine)) for engine in sorted(named))
 
 
 def _by_engine(samples: Samples) -> tuple[tuple[str, float, float], ...]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from specschedule.core import capacity, receipts
 from specschedule.core.evidence import Launch, Receipt
-from specschedule.core.gate import Gate, fails, not_applicable, overridden, passes
+from specschedule.core.gate import Gate, fails, not_applicable, overridden, passes, unknown
 from specschedule.core.spec import Spec
 from specschedule.core.target import ServerFacts
 from specschedule.vllm_facts.failures import start_failure
@@ -87,19 +87,38 @@ def _of_metrics(spec: Spec, receipt: Receipt, scrape: Scrape) -> Sequence[Gate]:
 
 
 def _alive(scrape: Scrape) -> Gate:
-    if scrape.waiting and scrape.running == 0:
-        return fails(
-            "servingAlive",
-            "Stalled",
-            f"{scrape.waiting:.0f} requests wait and none runs: the serving engine is stuck",
+    gate = "servingAlive"
+    stalled = [
+        f"{waiting:.0f} requests wait and none runs" + (f" in engine {engine}" if engine else "")
+        for engine, running, waiting in scrape.requests_by_engine
+        if waiting and running == 0
+    ]
+    if stalled:
+        return fails(gate, "Stalled", f"{'; '.join(stalled)}: the serving engine is stuck")
+    told = [n for _, *numbers in scrape.requests_by_engine for n in numbers]
+    if not told or None in told:
+        return unknown(
+            gate,
+            "NotRead",
+            "the metrics do not tell how many requests run and wait; give one scrape of "
+            "http://POD:PORT/metrics of a serving pod",
         )
-    return passes("servingAlive", "the serving engine is not stuck")
+    return passes(gate, "the serving engine is not stuck")
 
 
 def _accepted(spec: Spec, scrape: Scrape) -> Gate:
     gate, floor = "acceptance", spec.policy.acceptance_floor
-    if not scrape.draft_tokens or scrape.accepted_tokens is None:
+    if scrape.draft_tokens is None or scrape.accepted_tokens is None:
+        return not_applicable(gate, "NotSeen", "acceptance n/a: the metrics tell no draft counters")
+    if not scrape.draft_tokens:
         return not_applicable(gate, "NothingDrafted", "acceptance n/a: nothing was drafted yet")
+    if not 0 <= scrape.accepted_tokens <= scrape.draft_tokens:
+        return unknown(
+            gate,
+            "CountersDisagree",
+            f"the metrics tell {scrape.accepted_tokens:.0f} accepted of {scrape.draft_tokens:.0f} "
+            "draft tokens, which cannot be; give one scrape of one pod, unedited",
+        )
     share = scrape.accepted_tokens / scrape.draft_tokens
     said = f"accepted {share:.1%} of {scrape.draft_tokens:.0f} draft tokens"
     if share < floor:
