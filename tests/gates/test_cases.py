@@ -62,6 +62,7 @@ BANNER = line(
 IDLE = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
 STARTED = line("init engine (profile, create kv cache, warmup model) took 9.00 s", "INFO")
 
+FALLBACK = line("Model Runner V2 does not yet support X; using the V1 model runner instead.")
 NOT_TOLD = ("servingAlive", "Unknown", "give one scrape")
 V1 = {"env": [{"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "0"}]}
 V2 = {"env": [{"name": "VLLM_USE_V2_MODEL_RUNNER", "value": "1"}]}
@@ -174,14 +175,39 @@ CASES = {
         specschedule(),
         deployment(),
         {
-            "log": BANNER
-            + line("Model Runner V2 does not yet support X; using the V1 model runner instead.")
-            + STARTED
+            "log": BANNER + FALLBACK + STARTED,
         },
         True,
         "modelRunner",
         "Pass",
         "using the V1 model runner",
+    ),
+    "5b the fallback takes the full graphs of a schedule": (
+        specschedule(**FULL),
+        deployment(),
+        {"log": BANNER + FALLBACK + STARTED},
+        False,
+        "graphMode",
+        "Fail",
+        "V1",
+    ),
+    "5b the fallback is printed for a schedule where that is allowed": (
+        specschedule(),
+        deployment(),
+        {"log": BANNER + FALLBACK + STARTED},
+        True,
+        "graphMode",
+        "Pass",
+        "PIECEWISE (candidate-card); serving has FULL_AND_PIECEWISE",
+    ),
+    "5b the fallback crashes a drafter of fixed length": (
+        specschedule(),
+        deployment(speculative={"method": "ngram_gpu", "num_speculative_tokens": 4}),
+        {"log": BANNER + FALLBACK + STARTED},
+        False,
+        "methodAndSchedule",
+        "Fail",
+        "v1-fixed-length-methods",
     ),
     "9 Ascend loses its padding for full graphs": (
         specschedule([[1, 8, 3], [9, 16, 0]]),

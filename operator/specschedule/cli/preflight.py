@@ -10,6 +10,7 @@ import click
 from specschedule.cli.output import BadInput, emit, output_option
 from specschedule.cli.specs import only, read_target, valid_spec
 from specschedule.core.gate import Gate, fails
+from specschedule.core.matrix import Runner
 from specschedule.core.preflight import before_pods
 from specschedule.core.schedule import ScheduleError, parse
 from specschedule.core.stand_in import stand_in
@@ -56,13 +57,13 @@ def command(
     if spec.search is not None and isinstance(facts.server, ServerFacts):
         spec = stand_in(spec, facts.server)
     log, metrics = _read(log_path), _read(metrics_path)
-    if engine_version is None and log is not None:
-        engine_version = _version(log)
+    said, runner = (None, None) if log is None else _version_and_runner(log)
     gates = before_pods(
         spec,
         facts,
         matrix=matrix.ROWS,
-        engine_version=engine_version,
+        engine_version=engine_version or said,
+        runner=runner,
         drafter_block=_drafter_block(drafter_path),
     )
     if isinstance(facts.server, ServerFacts) and (log is not None or metrics is not None):
@@ -114,10 +115,11 @@ def _text(gates: list[Gate]) -> str:
     return "\n".join([*lines, verdict])
 
 
-def _version(log: str) -> str | None:
+def _version_and_runner(log: str) -> tuple[str | None, Runner | None]:
     from specschedule.vllm_facts.logs import read_log
 
-    return read_log(log).version
+    facts = read_log(log)
+    return facts.version, facts.model_runner
 
 
 def _drafter_block(path: str | None) -> int | None:

@@ -24,6 +24,8 @@ Device = Literal["cpu", "cuda", "rocm", "npu", "other"]
 DEVICES: Mapping[str, Device] = {"nvidia.com": "cuda", "amd.com": "rocm", "huawei.com": "npu"}
 """Devices by the domain of the resource that a pod asks for."""
 
+Runner = Literal["V1", "V2"]
+
 Effect = Literal[
     "Honours",
     "TruncatesOnly",
@@ -55,7 +57,7 @@ class MatrixRow(Value):
     """The option that carries the schedule."""
     methods: list[str] = []
     """Speculative methods."""
-    runners: list[Literal["V1", "V2"]] = []
+    runners: list[Runner] = []
     """Model runners."""
     devices: list[Device] = []
     """Devices."""
@@ -84,8 +86,9 @@ class Surroundings(Value):
     """vLLM's version."""
     method: str | None
     """Speculative method; None when vLLM finds it from the drafter."""
-    runner: Literal["V1", "V2"] | None
-    """Model runner that is expected; None when a variable that was not read chooses it."""
+    runner: Runner | None
+    """Model runner that is seen in the serving engine, or expected; None when a variable that was
+    not read chooses it."""
     device: Device
     """Device."""
     layout: Literal["data"] | None = None
@@ -106,9 +109,7 @@ def device_of(target: TargetFacts) -> Device:
     return DEVICES.get(domain, "other")
 
 
-def expected_runner(
-    server: ServerFacts, *, gpus: int, method: str | None
-) -> Literal["V1", "V2"] | None:
+def expected_runner(server: ServerFacts, *, gpus: int, method: str | None) -> Runner | None:
     """Return the model runner that vLLM 0.32 will use; None where that is not known."""
     if (forced := _forced(server)) is not None:
         return forced
@@ -137,7 +138,7 @@ def _lacked_by_v1(server: ServerFacts, method: str | None) -> str | None:
     return "adaptive verification" if adapts else None
 
 
-def _forced(server: ServerFacts) -> Literal["V1", "V2"] | None:
+def _forced(server: ServerFacts) -> Runner | None:
     """Return the model runner that the variable forces, which vLLM reads as a whole number."""
     value = server.environment.get(RUNNER_VARIABLE, "").strip()
     if not re.fullmatch(r"[+-]?\d+", value):

@@ -15,6 +15,7 @@ from specschedule.core.gate import (
 )
 from specschedule.core.matrix import (
     MatrixRow,
+    Runner,
     Surroundings,
     device_of,
     expected_runner,
@@ -59,6 +60,7 @@ def before_pods(
     *,
     matrix: Sequence[MatrixRow] = (),
     engine_version: str | None = None,
+    runner: Runner | None = None,
     drafter_block: int | None = None,
 ) -> list[Gate]:
     """Answer every gate that needs no pod.
@@ -68,6 +70,7 @@ def before_pods(
         target: The serving workload, or why there is none.
         matrix: Rows of ``vllm_facts.matrix``.
         engine_version: vLLM's version, where it is known otherwise than from the image's tag.
+        runner: Model runner of the serving engine, where its log was read.
         drafter_block: Block size in the drafter's files, where they were read.
     """
     if isinstance(target, Unreadable):
@@ -83,7 +86,7 @@ def before_pods(
     where = Surroundings(
         version=version,
         method=method,
-        runner=expected_runner(server, gpus=target.gpus, method=method),
+        runner=runner or expected_runner(server, gpus=target.gpus, method=method),
         device=device_of(target),
         layout="data" if server.data_parallel_size > 1 else None,
         random=spec.load.sampling.temperature > 0,

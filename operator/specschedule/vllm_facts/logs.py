@@ -15,6 +15,7 @@ from typing import TypeGuard
 from pydantic import ValidationError
 
 from specschedule.core.evidence import Receipt
+from specschedule.core.matrix import Runner
 from specschedule.core.receipts import (
     ASYNC_DISABLED,
     CAPTURE_TRUNCATED,
@@ -102,7 +103,7 @@ class LogFacts:
     num_speculative_tokens: int | None = None
     schedule_asked: list[list[int]] | None = None
     """The schedule among the arguments; asked for, not necessarily in effect."""
-    model_runner: str | None = None
+    model_runner: Runner | None = None
     graph_mode: str | None = None
     captured_sizes: list[int] | None = None
     attention_backend: str | None = None

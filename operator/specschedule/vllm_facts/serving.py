@@ -33,14 +33,17 @@ def serving_gates(
 
 
 def _of_log(spec: Spec, server: ServerFacts, receipt: Receipt, text: str) -> list[Gate]:
-    # The log is what a candidate's launch would say, as its arguments differ in the drafting only.
+    # The log is what a candidate's launch would say, as its arguments differ in the drafting only;
+    # but on model runner V1 a schedule, which serving may lack, forces another graph mode.
+    loses_graphs = receipt.model_runner == "V1" and receipt.graph_mode not in (None, "NONE")
+    expected = receipt.model_copy(update={"graph_mode": "PIECEWISE"}) if loses_graphs else receipt
     launches = [
         Launch(
             arm=f"candidate-{c.name}",
             launch=1,
             round=1,
             schedule=c.schedule,
-            receipt=receipt.model_copy(update={"num_speculative_tokens": c.largest_tokens}),
+            receipt=expected.model_copy(update={"num_speculative_tokens": c.largest_tokens}),
         )
         for c in spec.candidates
     ]
@@ -49,7 +52,7 @@ def _of_log(spec: Spec, server: ServerFacts, receipt: Receipt, text: str) -> lis
         receipts.log_level(launches),
         _switched_off(receipt),
         _runner(receipt),
-        receipts.graph_mode(spec, launches, launches),
+        _graph_mode(spec, launches, receipt),
         receipts.graph_coverage(launches, server),
     ]
 
@@ -71,6 +74,14 @@ def _switched_off(receipt: Receipt) -> Gate:
     return not_applicable(
         "scheduleInEffect", "NotYetMeasured", "draft counters of the launches decide"
     )
+
+
+def _graph_mode(spec: Spec, launches: Sequence[Launch], serving: Receipt) -> Gate:
+    gate = receipts.graph_mode(spec, launches, launches)
+    if all(each.receipt.graph_mode == serving.graph_mode for each in launches):
+        return gate
+    said = f"{gate.message}; serving has {serving.graph_mode}, but on model runner V1 a schedule "
+    return gate.model_copy(update={"message": f"{said}forces PIECEWISE"})
 
 
 def _runner(receipt: Receipt) -> Gate:
