@@ -93,6 +93,8 @@ REASONS: dict[str, str] = {
     "DeadlineExceeded": "The run was not decided within spec.experiment.deadline.",
     "BudgetExhausted": "The next launch would exceed spec.experiment.budget.",
     "TargetChanged": "Somebody else changed the target during the run.",
+    "BatchLimitNotGiven": "The target does not give --max-num-seqs, on which K at a load point"
+    " depends.",
     "CountersDisagree": "The engine's counters tell more accepted tokens than drafted ones.",
     "MetricsDisagree": "Prometheus and the load job's record do not agree.",
     "NothingMeasured": "No candidate was measured.",

@@ -24,7 +24,7 @@ from specschedule.core.matrix import (
 )
 from specschedule.core.schedule import EffectiveTable, ScheduleError, effective, parse
 from specschedule.core.spec import Mode, Spec
-from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
+from specschedule.core.target import LARGEST_DEFAULT, ServerFacts, TargetFacts, Unreadable
 from specschedule.core.versions import numbers, version_gate, version_of_image
 
 BLOCK_DRAFTERS = ("dspark", "dflash")
@@ -52,6 +52,12 @@ REGISTRATION = re.compile(
     r"|AIBRIX_\w+|KV_EVENTS_\w+)$"
 )
 """Environment variables by which a server announces itself to a router, cache or discovery."""
+
+
+_DEFAULT_BATCH = (
+    "--max-num-seqs is not given, and vLLM's default is 256 or, on GPUs of 70 GB and more that are "
+    f"no A100, {LARGEST_DEFAULT}; give it"
+)
 
 
 def before_pods(
@@ -110,7 +116,7 @@ def before_pods(
         _registration(server),
         _can_roll(spec, target),
         _log_level(server),
-        _load_fits(spec, server),
+        _load_fits(spec, server, tables),
         overrides(spec),
     ]
     return overridden(spec, answers)
@@ -177,7 +183,7 @@ def _tables(spec: Spec, server: ServerFacts) -> dict[str, EffectiveTable]:
             tables[candidate.name] = effective(
                 candidate.schedule,
                 max_tokens=candidate.largest_tokens,
-                max_num_seqs=server.max_num_seqs,
+                max_num_seqs=server.largest_batch,
             )
         except ScheduleError:
             continue
@@ -194,10 +200,15 @@ def _schedules(spec: Spec, server: ServerFacts) -> Gate:
                 f"Schedule{error.reason}",
                 f"spec.candidates[{at}] {candidate.name}: {error.message}",
             )
+    tables = _tables(spec, server)
     notes = [
-        f"{name}: {warned.message}"
-        for name, table in _tables(spec, server).items()
-        for warned in table.warnings
+        f"{name}: {warned.message}" for name, table in tables.items() for warned in table.warnings
+    ]
+    notes += [
+        f"{name}: its rows beyond batch size {server.max_num_seqs} run on some GPUs only: "
+        f"{_DEFAULT_BATCH}"
+        for name, table in tables.items()
+        if table.starts[-1] > server.max_num_seqs
     ]
     if notes:
         return passes("schedule", "; ".join(notes), "HoldsWithNotes")
@@ -210,7 +221,7 @@ def _not_serving(server: ServerFacts, spec: Spec, tables: Mapping[str, Effective
     largest = config.get("num_speculative_tokens")
     rows = config.get("num_speculative_tokens_per_batch_size")
     try:
-        serving = effective(rows, max_tokens=largest or 0, max_num_seqs=server.max_num_seqs)
+        serving = effective(rows, max_tokens=largest or 0, max_num_seqs=server.largest_batch)
     except ScheduleError:
         return passes("newSchedule", "no candidate is the serving schedule")
     same = [
@@ -430,7 +441,7 @@ def _can_roll(spec: Spec, target: TargetFacts) -> Gate:
     return passes("rollout", "a rollout of the target can finish")
 
 
-def _load_fits(spec: Spec, server: ServerFacts) -> Gate:
+def _load_fits(spec: Spec, server: ServerFacts, tables: Mapping[str, EffectiveTable]) -> Gate:
     length = spec.load.prompt_tokens + spec.load.output_tokens
     limit = server.max_model_len
     if limit is not None and spec.load.prompts is None and length > limit:
@@ -447,15 +458,35 @@ def _load_fits(spec: Spec, server: ServerFacts) -> Gate:
             f"spec.load.outputTokens {spec.load.output_tokens} leaves no room for a prompt in "
             f"max_model_len {limit}",
         )
+    differs = [
+        f"{name} at {point}"
+        for name, table in tables.items()
+        for point in spec.load.points
+        if _at(table, min(point, server.largest_batch))
+        != _at(table, min(point, server.max_num_seqs))
+    ]
+    if differs:
+        return unknown(
+            "load",
+            "BatchLimitNotGiven",
+            f"how many tokens candidate {', '.join(differs)} in flight drafts is not known: "
+            f"{_DEFAULT_BATCH}",
+        )
     beyond = [point for point in spec.load.points if point > server.max_num_seqs]
     if beyond:
+        default = "" if server.max_num_seqs_given else f" ({_DEFAULT_BATCH})"
         return passes(
             "load",
             f"load points {beyond} are beyond max_num_seqs {server.max_num_seqs}: requests queue "
-            "there",
+            f"there{default}",
             "QueuesBeyondBatch",
         )
     return passes("load", "the load fits the server")
+
+
+def _at(table: EffectiveTable, batch: int) -> list[int]:
+    """Return K at a batch size, by context range."""
+    return [table.tokens(batch, context and context[0]) for context in table.contexts or [None]]
 
 
 def _log_level(server: ServerFacts) -> Gate:

@@ -7,6 +7,10 @@ from typing import Any, Literal
 
 from specschedule.core.values import Value
 
+LARGEST_DEFAULT = 1024
+"""The largest ``max_num_seqs`` that vLLM 0.32 chooses itself: 256, but this on GPUs of 70 GB and
+more that are no A100 (``engine/arg_utils.py``)."""
+
 
 class ServerFacts(Value):
     """A vLLM server as its container's arguments describe it."""
@@ -102,6 +106,12 @@ class ServerFacts(Value):
             f"container {self.container}: {why}; write the value in env, or give preflight its "
             "ConfigMap (--config-map)"
         )
+
+    @property
+    def largest_batch(self) -> int:
+        """Largest batch size that is possible: as given, else by the largest of the defaults."""
+        given = self.max_num_seqs_given
+        return self.max_num_seqs if given else max(self.max_num_seqs, LARGEST_DEFAULT)
 
 
 class Unreadable(Value):
