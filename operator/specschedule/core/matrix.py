@@ -39,6 +39,9 @@ Effect = Literal[
 ]
 
 
+_REPORTED = "reported, not tested"
+
+
 class MatrixRow(Value):
     """What some versions of vLLM do with a schedule in some surroundings.
 
@@ -74,9 +77,14 @@ class MatrixRow(Value):
 
     @property
     def source(self) -> str:
-        """Where it is from: its name, and what it was tested on."""
-        tested = f"tested on {', '.join(self.tested)}" if self.tested else "reported, not tested"
-        return f"{self.id}, option {self.option}, {tested}"
+        """Where it is from: its name, and the versions that it was read or seen in."""
+        known = f"read or seen in vLLM {', '.join(self.tested)}" if self.tested else _REPORTED
+        return f"{self.id}, option {self.option}, {known}"
+
+    def covers(self, version: str | None) -> bool:
+        """Say whether it was read or seen in a version, or in its release, where one is known."""
+        releases = {numbers(each)[:2] for each in self.tested}
+        return version is None or not releases or numbers(version)[:2] in releases
 
 
 class Surroundings(Value):
@@ -207,12 +215,14 @@ def method_and_schedule(
                 f"Engine{effect}Schedule",
                 f"candidate {name} with {where}: {row.symptom} ({row.source})",
             )
-    if len(found) < len(tables) or not tables:
+    untested = [row for row in found.values() if not row.covers(where.version)]
+    if len(found) < len(tables) or not tables or untested:
+        elsewhere = f" ({untested[0].symptom}: {untested[0].source})" if untested else ""
         return not_applicable(
             gate,
             "NotTested",
-            f"a schedule with {where} has not been tested on vLLM {where.version or '(unknown)'}; "
-            "the counters of the running arms decide",
+            f"a schedule with {where} has not been tested on vLLM {where.version or '(unknown)'}"
+            f"{elsewhere}; the counters of the running arms decide",
         )
     for effect in ("Ignores", "TruncatesOnly"):
         if effect in by_effect:
@@ -228,7 +238,8 @@ def method_and_schedule(
     if "LosesGraphs" in by_effect:
         _, row = by_effect["LosesGraphs"]
         return passes(gate, f"with {where}: {row.symptom} ({row.source})", "GraphsLost")
-    return passes(gate, f"with {where} drafting follows the schedule")
+    sources = dict.fromkeys(row.source for row in found.values())
+    return passes(gate, f"with {where} drafting follows the schedule ({'; '.join(sources)})")
 
 
 def _on_either_runner(
