@@ -344,12 +344,15 @@ def test_what_a_target_cannot_carry_is_said():
     assert found.message.endswith("it has a --worker-extension-cls of its own")
 
 
-@pytest.mark.parametrize("hides", [True, None])
-def test_a_hidden_or_unread_log_is_unknown(hides):
+@pytest.mark.parametrize(
+    ("hides", "reason"), [(True, "LogLevelHidesWarnings"), (None, "LogNotRead")]
+)
+def test_a_hidden_or_unread_log_is_unknown_each_for_its_own_reason(hides, reason):
     found = answer(
         "logLevel", arms(candidate=launch("candidate-card", log_level_hides_warnings=hides))
     )
-    assert (found.answer, found.reason) == ("Unknown", "LogLevelHidesWarnings")
+    assert (found.answer, found.reason) == ("Unknown", reason)
+    assert "candidate-card" in found.message
 
 
 def test_a_launch_that_filled_the_caches_for_others_does_not_count_as_normal():

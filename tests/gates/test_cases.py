@@ -327,6 +327,33 @@ CASES = {
         "Unknown",
         "hide engine warnings",
     ),
+    "18 a log in which nothing is told": (
+        specschedule(),
+        deployment(),
+        {"log": "\u0000\ufffd\u0003 no log at all"},
+        False,
+        "logLevel",
+        "Unknown",
+        "empty, cut, or not the engine's",
+    ),
+    "18 JSON with levels in small letters": (
+        specschedule(),
+        deployment(),
+        {"log": json.dumps({"level": "info", "message": "hello"})},
+        False,
+        "logLevel",
+        "Pass",
+        "would be seen",
+    ),
+    "requests beyond the model's length by the log": (
+        specschedule(load={"points": [1], "promptTokens": 900_000}),
+        deployment(),
+        {"log": BANNER.replace("model='m',", "model='m', max_seq_len=4096,") + STARTED},
+        False,
+        "load",
+        "Fail",
+        "max_model_len 4096",
+    ),
     "20 a drafter that is never right": (
         specschedule(),
         deployment(),
@@ -766,6 +793,7 @@ def test_another_name_a_version_that_is_none_and_a_bare_number_get_one_line(tmp_
     for arguments, said in (
         (["-f", str(tmp_path / "spec.yaml")], "holds Deployment chat, but spec.target.name is"),
         (["-f", str(tmp_path / "right.yaml"), "--engine-version", "abc"], "--engine-version abc"),
+        (["-f", str(tmp_path / "right.yaml"), "--engine-version", "not 0 32 0"], "as 0.32.0"),
         # Seconds or milliseconds? The API server refuses a bare number too.
         (["-f", str(tmp_path / "bare.yaml")], "spec.slo.ttft: Value error, 500 has no unit"),
     ):
@@ -773,6 +801,18 @@ def test_another_name_a_version_that_is_none_and_a_bare_number_get_one_line(tmp_
         assert result.exit_code == 2
         assert said in result.stderr
         assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_exit_code_tells_on_request_whether_the_run_is_accepted(tmp_path):
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(specschedule()))
+    command = ["preflight", "-f", str(tmp_path / "spec.yaml"), "--target"]
+    for name, target, code in (("good", deployment(), 0), ("bad", deployment("-dp", "2"), 1)):
+        path = tmp_path / name
+        path.write_text(yaml.safe_dump(target))
+        asked = CliRunner().invoke(main, [*command, str(path), "--exit-code"])
+        assert (asked.exit_code, asked.stderr) == (code, "")
+        assert "dataParallel" in asked.output
+        assert CliRunner().invoke(main, [*command, str(path)]).exit_code == 0
 
 
 def test_a_drafters_own_files_answer_the_gate_of_its_block_size(tmp_path):

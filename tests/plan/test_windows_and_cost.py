@@ -1,5 +1,6 @@
 """What a launch measures, and what a run costs before its first pod starts."""
 
+import copy
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -436,6 +437,17 @@ def ask(tmp_path: Path, target: Any, *more: str, spec: Any = SPEC) -> Any:
     (tmp_path / "d.yaml").write_text(yaml.safe_dump(target))
     paths = ["-f", str(tmp_path / "s.yaml"), "--target", str(tmp_path / "d.yaml")]
     return CliRunner().invoke(main, ["plan", *paths, *more])
+
+
+def test_a_price_says_when_preflight_refuses_the_run(tmp_path: Path) -> None:
+    sound = ask(tmp_path, DEPLOYMENT)
+    assert "refuses" not in sound.output
+    target = copy.deepcopy(DEPLOYMENT)
+    target["spec"]["template"]["spec"]["containers"][0]["args"] += ["-dp", "2"]
+    assert "preflight refuses this run: dataParallel: " in ask(tmp_path, target).output
+    plain = json.loads(ask(tmp_path, target, "-o", "json").output)
+    assert plain["refused"]["reason"] == "DataParallel"
+    assert "refused" not in json.loads(ask(tmp_path, DEPLOYMENT, "-o", "json").output)
 
 
 def test_the_command_prints_what_each_arm_buys(tmp_path: Path) -> None:

@@ -26,6 +26,15 @@ def test_the_text_says_the_same():
     assert result.output.splitlines()[:2] == ["batch size 1-31: K=3", "batch size 32-128: K=1"]
 
 
+def test_the_last_context_range_has_no_end():
+    rows = "[[1,4,1,10,2],[1,4,11,20,3]]"
+    result = run(rows, "--max-tokens", "3", "--max-num-seqs", "4")
+    assert result.output.splitlines()[:2] == [
+        "batch size 1-4  context 1-10: K=2",
+        "batch size 1-4  context 11 and longer: K=3",
+    ]
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [

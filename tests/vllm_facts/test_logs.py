@@ -91,6 +91,9 @@ def test_a_log_without_lines_below_error_hides_warnings():
     assert read_log("INFO:     Application startup complete.\n").level_hides_warnings is True
     assert read_log(FORMS["as one JSON object"]("x", "ERROR")).level_hides_warnings is True
     assert read_log("").level_hides_warnings is None
+    assert read_log("\x00\x03 what is this\n").level_hides_warnings is None
+    assert read_log('{"level":"info","msg":"x"}').level_hides_warnings is False
+    assert read_log('{"level":"error","msg":"x"}').level_hides_warnings is True
     assert read_log(plain("hello", "INFO")).level_hides_warnings is False
 
 

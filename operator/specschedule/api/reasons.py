@@ -120,6 +120,10 @@ REASONS: dict[str, str] = {
     "NotRead": "A fact that must be equal could not be read from every arm.",
     "SourcesDisagree": "The worker and the log tell a fact differently; which is right is not"
     " known.",
+    "LoggingConfigNotRead": "Logging is configured by a file that is not read, so whether engine"
+    " warnings are seen is not known.",
+    "LogNotRead": "A log is empty, cut, or not the engine's, so whether warnings are seen is not"
+    " known.",
     "LogLevelHidesWarnings": "The log level hides engine warnings that would show a schedule off.",
     "ScheduleNotInEffect": "The engine ran another schedule than the candidate's.",
     "OtherScheduleInEffect": "The engine reports another schedule than the one launched.",

@@ -31,10 +31,16 @@ def command(rows: str, max_tokens: int, max_num_seqs: int, output: str) -> None:
     emit(answer, _text(table), output)
 
 
+def _context(row: list[int], table: EffectiveTable) -> str:
+    """Write a context range; the engine takes the last one for all longer contexts too."""
+    last = table.contexts and row[3] == table.contexts[-1][1]
+    return f"{row[2]} and longer" if last else f"{row[2]}-{row[3]}"
+
+
 def _text(table: EffectiveTable) -> str:
     lines = []
     for row in table.ranges:
-        context = f"  context {row[2]}-{row[3]}" if len(row) == 5 else ""
+        context = f"  context {_context(row, table)}" if len(row) == 5 else ""
         lines.append(f"batch size {row[0]}-{row[1]}{context}: K={row[-1]}")
     lines += [f"{warned.reason}: {warned.message}" for warned in table.warnings]
     return "\n".join(lines)

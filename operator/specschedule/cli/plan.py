@@ -5,11 +5,15 @@ import click
 from specschedule.cli.output import BadInput, emit, output_option
 from specschedule.cli.specs import read_spec, read_target
 from specschedule.core.budget import Cost, budget_left, cost
+from specschedule.core.gate import Gate, refused
 from specschedule.core.plan import arms
+from specschedule.core.preflight import before_pods
 from specschedule.core.schedule import ScheduleError
 from specschedule.core.search import look
+from specschedule.core.stand_in import stand_in
 from specschedule.core.target import Unreadable
 from specschedule.core.values import parse_duration
+from specschedule.vllm_facts import matrix
 
 
 @click.command()
@@ -18,7 +22,10 @@ from specschedule.core.values import parse_duration
 @click.option("--boot", help="Time from container start to Ready, such as 4m.")
 @output_option
 def command(path: str, target: str, boot: str | None, output: str) -> None:
-    """Print launches, minutes and GPU-hours by arm, and what each arm buys."""
+    """Print launches, minutes and GPU-hours by arm, and what each arm buys.
+
+    A run that preflight refuses costs nothing: that it does is printed beside the price.
+    """
     spec = read_spec(path)
     facts = read_target(target, spec)
     if isinstance(facts.server, Unreadable):
@@ -38,10 +45,15 @@ def command(path: str, target: str, boot: str | None, output: str) -> None:
     if looked is not None:
         answer = looked.with_cost(answer, facts.model_copy(update={"boot_seconds": seconds}))
     left = budget_left(spec, answer, gpu_seconds=0.0)
-    emit(answer.plain() | {"budget": left.plain()}, _text(answer, left.gpu_hours), output)
+    tested = spec if spec.candidates else stand_in(spec, facts.server)
+    fault = refused(before_pods(tested, facts, matrix=matrix.ROWS))
+    plain = answer.plain() | {"budget": left.plain()}
+    if fault is not None:
+        plain["refused"] = fault.plain()
+    emit(plain, _text(answer, left.gpu_hours, fault), output)
 
 
-def _text(answer: Cost, budget: float | None) -> str:
+def _text(answer: Cost, budget: float | None, fault: Gate | None) -> str:
     lines = [f"{'ARM':24} {'LAUNCHES':>8} {'MINUTES':>8} {'GPU-HOURS':>10}  BUYS"]
     lines += [
         f"{row.arm:24} {row.launches:>8} {row.minutes:>8.1f} {row.gpu_hours:>10.2f}  {row.buys}"
@@ -58,4 +70,6 @@ def _text(answer: Cost, budget: float | None) -> str:
     )
     if budget is not None:
         lines.append(f"budget: {budget:g} GPU-hours, a hard limit")
+    if fault is not None:
+        lines.append(f"preflight refuses this run: {fault.gate}: {fault.message}")
     return "\n".join(lines)

@@ -1,6 +1,8 @@
 """``specschedule preflight``: the gates that need no pod."""
 
 import json
+import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from specschedule.core.preflight import before_pods
 from specschedule.core.schedule import ScheduleError, parse
 from specschedule.core.stand_in import stand_in
 from specschedule.core.target import ServerFacts
-from specschedule.core.versions import numbers
 from specschedule.vllm_facts import matrix
 from specschedule.vllm_facts.drafter import block_size
+
+_VERSION = re.compile(r"v?\d+\.\d+\.\d+\S*$")
 
 
 @click.command()
@@ -32,6 +35,7 @@ from specschedule.vllm_facts.drafter import block_size
 )
 @click.option("--log", "log_path", help="Start-up log of the serving engine.")
 @click.option("--metrics", "metrics_path", help="One scrape of the serving engine's /metrics.")
+@click.option("--exit-code", is_flag=True, help="Exit with 1 when the run is not accepted.")
 @output_option
 def command(
     spec_path: str,
@@ -41,16 +45,21 @@ def command(
     drafter_path: str | None,
     log_path: str | None,
     metrics_path: str | None,
+    exit_code: bool,
     output: str,
 ) -> None:
-    """Answer the gates that need no pod: can this run work at all?"""
+    """Answer the gates that need no pod: can this run work at all?
+
+    A gate that fails or is Unknown keeps the run from being accepted. The exit code is 0 for any
+    answer, 1 for a run that is not accepted where --exit-code is given, and 2 for bad input.
+    """
     schedule = only(spec_path, "SpecSchedule")
     fault = _schedule_fault(schedule)
     if fault is not None:
-        _answer([fault], output)
+        _answer([fault], output, exit_code)
         return
     spec = valid_spec(spec_path, schedule)
-    if engine_version is not None and len(numbers(engine_version)) < 3:
+    if engine_version is not None and not _VERSION.match(engine_version):
         raise BadInput(f"--engine-version {engine_version}: write it as 0.32.0")
     maps = [only(path, "ConfigMap") for path in config_map_paths]
     facts = read_target(target_path, spec, {_name(each): _texts(each) for each in maps})
@@ -72,12 +81,14 @@ def command(
 
         seen = serving_gates(spec, facts.server, log_text=log, metrics_text=metrics)
         gates = _worst_of_each(gates, seen)
-    _answer(gates, output)
+    _answer(gates, output, exit_code)
 
 
-def _answer(gates: list[Gate], output: str) -> None:
+def _answer(gates: list[Gate], output: str, exit_code: bool) -> None:
     accepted = not any(gate.holds for gate in gates)
     emit({"accepted": accepted, "gates": [gate.plain() for gate in gates]}, _text(gates), output)
+    if exit_code and not accepted:
+        sys.exit(1)
 
 
 def _schedule_fault(schedule: Mapping[str, Any]) -> Gate | None:

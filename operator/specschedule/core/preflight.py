@@ -85,7 +85,7 @@ def before_pods(
     if isinstance(server, Unreadable):
         return overridden(spec, _unreadable(server))
     version = engine_version or version_of_image(server.image)
-    tables = _tables(spec, server)
+    tables = tables_of(spec, server)
     method = method_of(spec, server)
     if method is not None and method.endswith("_mtp"):
         method = "mtp"  # vLLM replaces the models' own names for it.
@@ -116,7 +116,7 @@ def before_pods(
         _registration(server),
         _can_roll(spec, target),
         _log_level(server),
-        _load_fits(spec, server, tables),
+        load_fits(spec, server, tables),
         overrides(spec),
     ]
     return overridden(spec, answers)
@@ -175,7 +175,7 @@ def _data_parallel(server: ServerFacts) -> Gate:
     return passes("dataParallel", "data parallel size is 1")
 
 
-def _tables(spec: Spec, server: ServerFacts) -> dict[str, EffectiveTable]:
+def tables_of(spec: Spec, server: ServerFacts) -> dict[str, EffectiveTable]:
     """Return the effective tables of the candidates whose schedules are valid."""
     tables = {}
     for candidate in spec.candidates:
@@ -200,7 +200,7 @@ def _schedules(spec: Spec, server: ServerFacts) -> Gate:
                 f"Schedule{error.reason}",
                 f"spec.candidates[{at}] {candidate.name}: {error.message}",
             )
-    tables = _tables(spec, server)
+    tables = tables_of(spec, server)
     notes = [
         f"{name}: {warned.message}" for name, table in tables.items() for warned in table.warnings
     ]
@@ -295,7 +295,7 @@ def _block_size(spec: Spec, where: Surroundings, block: int | None) -> Gate:
 def _token_budget(spec: Spec, server: ServerFacts) -> Gate:
     gate, budget = "tokenBudget", server.max_num_batched_tokens
     if budget is None:
-        return not_applicable(gate, "EngineDefault", "max_num_batched_tokens is vLLM's default")
+        return _default_budget(spec, server)
     for candidate in spec.candidates:
         largest = candidate.largest_tokens
         step = server.max_num_seqs * (largest + 1)
@@ -308,6 +308,23 @@ def _token_budget(spec: Spec, server: ServerFacts) -> Gate:
         if budget < step:
             return passes(gate, f"{said}: a full batch cannot be verified whole", "BudgetShort")
     return passes(gate, "the token budget of a step holds a full batch with its drafts")
+
+
+def _default_budget(spec: Spec, server: ServerFacts) -> Gate:
+    gate, smallest = "tokenBudget", 2048
+    largest = max((candidate.largest_tokens for candidate in spec.candidates), default=0)
+    step = server.max_num_seqs * (largest + 1)
+    said = f"K={largest} x max_num_seqs {server.max_num_seqs} needs {step} tokens a step"
+    if step <= smallest:
+        return not_applicable(gate, "EngineDefault", f"{said}, which every default of vLLM holds")
+    refuses = "; with adapters vLLM refuses to start then" if server.enable_lora else ""
+    return passes(
+        gate,
+        f"{said}; --max-num-batched-tokens is not given, and vLLM's default is {smallest}, 8192 on "
+        "GPUs of 70 GB and more that are no A100, 16384 from 160 GB: where it is smaller, a full "
+        f"batch cannot be verified whole{refuses}; give it",
+        "BudgetNotGiven",
+    )
 
 
 def method_of(spec: Spec, server: ServerFacts) -> str | None:
@@ -441,7 +458,8 @@ def _can_roll(spec: Spec, target: TargetFacts) -> Gate:
     return passes("rollout", "a rollout of the target can finish")
 
 
-def _load_fits(spec: Spec, server: ServerFacts, tables: Mapping[str, EffectiveTable]) -> Gate:
+def load_fits(spec: Spec, server: ServerFacts, tables: Mapping[str, EffectiveTable]) -> Gate:
+    """Say whether the server can answer the requests of every load point."""
     length = spec.load.prompt_tokens + spec.load.output_tokens
     limit = server.max_model_len
     if limit is not None and spec.load.prompts is None and length > limit:
@@ -481,7 +499,17 @@ def _load_fits(spec: Spec, server: ServerFacts, tables: Mapping[str, EffectiveTa
             f"there{default}",
             "QueuesBeyondBatch",
         )
-    return passes("load", "the load fits the server")
+    if limit is None:
+        return not_applicable(
+            "load",
+            "ModelLengthNotGiven",
+            f"whether requests of {length} tokens fit is not known before a launch, where one that "
+            "does not fails: --max-model-len is not given; give it, or preflight --log",
+        )
+    if spec.load.prompts is not None:
+        said = f"outputs fit max_model_len {limit}; how long the prompts are, the load job reads"
+        return passes("load", said)
+    return passes("load", f"requests of {length} tokens fit max_model_len {limit}")
 
 
 def _at(table: EffectiveTable, batch: int) -> list[int]:
@@ -490,6 +518,14 @@ def _at(table: EffectiveTable, batch: int) -> list[int]:
 
 
 def _log_level(server: ServerFacts) -> Gate:
+    if server.environment.get("VLLM_LOGGING_CONFIG_PATH"):
+        return unknown(
+            "logLevel",
+            "LoggingConfigNotRead",
+            f"container {server.container}: VLLM_LOGGING_CONFIG_PATH names a file that is not read "
+            "here: whether engine warnings will be seen, the logs of the launches decide; unset it "
+            "to know before",
+        )
     level = server.environment.get("VLLM_LOGGING_LEVEL", "INFO").upper()
     if level in ("ERROR", "CRITICAL") or server.environment.get("VLLM_CONFIGURE_LOGGING") == "0":
         return unknown(

@@ -378,12 +378,18 @@ def instruments(counted: Sequence[Launch]) -> Gate:
 def log_level(counted: Sequence[Launch]) -> Gate:
     """Require that engine warnings would be seen."""
     by_value, silent = _told(counted, lambda r: r.log_level_hides_warnings)
-    hidden = by_value.get(True, []) + silent
-    if hidden:
+    if silent:
+        return unknown(
+            "logLevel",
+            "LogNotRead",
+            f"the log of {', '.join(silent)} is empty, cut, or not the engine's, so whether "
+            "warnings would be seen is not known; give the engine's log from its beginning",
+        )
+    if hidden := by_value.get(True, []):
         return unknown(
             "logLevel",
             "LogLevelHidesWarnings",
-            f"the log level hides engine warnings of {', '.join(sorted(set(hidden)))}, such as a "
+            f"the log level hides engine warnings of {', '.join(sorted(hidden))}, such as a "
             "schedule switched off; set VLLM_LOGGING_LEVEL to INFO",
         )
     return passes("logLevel", "engine warnings would be seen")

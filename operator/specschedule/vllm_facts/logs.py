@@ -29,6 +29,13 @@ from specschedule.engine.settings import FINGERPRINT_LINE
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d\b")
+_SPEAKS = re.compile(
+    r"\b(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d\b"
+    r"|^\s*(?:\(?[\w -]+ pid=\d+\)\s*)?(?:INFO|WARNING|ERROR):\s"
+    r'|"level(?:name)?": ?"(?:ERROR|CRITICAL)"',
+    re.MULTILINE | re.IGNORECASE,
+)
+"""A line of a server that shows nothing below errors; the middle form is the HTTP server's own."""
 _PREFIX = re.compile(
     r"^\s*(?:\(?[\w -]+ pid=\d+\)\s*)?(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) "
     r"\d\d-\d\d \d\d:\d\d:\d\d )?(?:\[?[\w./-]+:\d+\] ?)?"
@@ -112,6 +119,7 @@ class LogFacts:
     compile_hash: str | None = None
     autotune_hash: str | None = None
     caches_warm: bool | None = None
+    max_model_len: int | None = None
     level_hides_warnings: bool | None = None
     notes: list[str] = field(default_factory=list)
     by_silence: set[str] = field(default_factory=set)
@@ -190,8 +198,10 @@ def read_log(text: str) -> LogFacts:
         if kind == GRAPH_MODE_OVERRIDDEN:
             overrides.append(message)
     _conclude(facts, informs=informs, started=started, overrides=overrides, warm=warm)
-    seen = informs or warns or _shows_levels(text)
-    facts.level_hides_warnings = not seen if text.strip() else None
+    if informs or warns or _shows_levels(text):
+        facts.level_hides_warnings = False
+    elif started or _SPEAKS.search(_COLOUR.sub("", text[:1_000_000])):
+        facts.level_hides_warnings = True
     return facts
 
 
@@ -238,7 +248,8 @@ def _shows_levels(text: str) -> bool:
     """Whether any line of level WARNING or below is shown."""
     if _LEVEL.search(_COLOUR.sub("", text[:1_000_000])):
         return True
-    return re.search(r'"level(?:name)?": ?"(?:DEBUG|INFO|WARNING)"', text) is not None
+    pattern = r'"level(?:name)?": ?"(?:DEBUG|INFO|WARNING)"'
+    return re.search(pattern, text, re.IGNORECASE) is not None
 
 
 def _json_message(line: str) -> str | None:
@@ -262,6 +273,8 @@ def _banner(facts: LogFacts, match: re.Match[str]) -> None:
     facts.model = told(r"^model='([^']*)'")
     facts.revision = told(r"\brevision=([^,]+)")
     facts.quantization = told(r"\bquantization=([^,]+)")
+    length = told(r"\bmax_seq_len=(\d+)")
+    facts.max_model_len = int(length) if length else None
     facts.device = told(r"\bdevice_config=(\w+)")
     method = told(r"SpeculativeConfig\(method='([^']*)'")
     drafter = told(r"SpeculativeConfig\(method=[^)]*model='([^']*)'")

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from specschedule.core import capacity, receipts
 from specschedule.core.evidence import Launch, Receipt
 from specschedule.core.gate import Gate, fails, not_applicable, overridden, passes, unknown
+from specschedule.core.preflight import load_fits, tables_of
 from specschedule.core.spec import Spec
 from specschedule.core.target import ServerFacts
 from specschedule.vllm_facts.failures import start_failure
+from specschedule.vllm_facts.logs import read_log
 from specschedule.vllm_facts.metrics import Scrape, read_metrics
 from specschedule.vllm_facts.receipt import read_receipt
 
@@ -53,6 +55,7 @@ def _of_log(spec: Spec, server: ServerFacts, receipt: Receipt, text: str) -> lis
         _switched_off(receipt),
         _runner(receipt),
         _graph_mode(spec, launches, receipt),
+        *_length(spec, server, text),
         receipts.graph_coverage(launches, server),
     ]
 
@@ -74,6 +77,15 @@ def _switched_off(receipt: Receipt) -> Gate:
     return not_applicable(
         "scheduleInEffect", "NotYetMeasured", "draft counters of the launches decide"
     )
+
+
+def _length(spec: Spec, server: ServerFacts, text: str) -> list[Gate]:
+    """Answer whether the load fits where only the log tells the longest context."""
+    told = read_log(text).max_model_len
+    if server.max_model_len is not None or told is None:
+        return []
+    server = server.model_copy(update={"max_model_len": told})
+    return [load_fits(spec, server, tables_of(spec, server))]
 
 
 def _graph_mode(spec: Spec, launches: Sequence[Launch], serving: Receipt) -> Gate:
