@@ -412,6 +412,14 @@ CASES = {
         "NoGraphs",
         "no GPU",
     ),
+    "a pod that may get a GPU without asking for one": (
+        spec(),
+        target(gpus=0, gpus_untold="its devices come by resourceClaims"),
+        "graphMode",
+        "Unknown",
+        "GpuNotNamed",
+        "resourceClaims; whether CUDA graphs are used, the launches decide",
+    ),
     "no graphs with enforce-eager": (
         spec(policy={"graphMode": "RequireFull"}),
         target(enforce_eager=True),

@@ -173,6 +173,12 @@ def test_a_gpu_that_nobody_names_is_the_same_on_one_node_only():
     assert answer("gpu", silent, server=server).answer == "Unknown"
 
 
+def test_a_gpu_that_may_be_there_without_being_asked_for_must_be_told():
+    untold = SERVER.model_copy(update={"gpus_untold": "its devices come by resourceClaims"})
+    launches = [launch(arm, gpu=None) for arm in ("incumbent", "candidate-card", "none")]
+    assert answer("gpu", launches, server=untold).answer == "Unknown"
+
+
 def test_none_may_differ_in_runner_backend_and_scheduling_but_not_in_image():
     other = launch("none", model_runner="V1", attention_backend="X", async_scheduling=False)
     assert blocking(between_arms(spec(), arms(none=other), SERVER)) is None

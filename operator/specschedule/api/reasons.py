@@ -117,6 +117,7 @@ REASONS: dict[str, str] = {
     "EnvironmentNotRead": "A variable of the target that decides is not known here; write its"
     " value in env.",
     "ReadFromLaunch": "The image does not say vLLM's version, and no launch has told it.",
+    "GpuNotNamed": "The pod template names no GPU, and yet its pods may get one.",
     "NotRead": "A fact that must be equal could not be read from every arm.",
     "SourcesDisagree": "The worker and the log tell a fact differently; which is right is not"
     " known.",

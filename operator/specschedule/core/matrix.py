@@ -19,7 +19,7 @@ RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 V2_LACKS = frozenset({"suffix", "medusa", "mlp_speculator", "custom_class"})
 """Methods that model runner V2 of vLLM 0.32 and 0.33 does not have."""
 
-Device = Literal["cpu", "cuda", "rocm", "npu", "other"]
+Device = Literal["cpu", "cuda", "rocm", "npu", "other", "unknown"]
 
 DEVICES: Mapping[str, Device] = {"nvidia.com": "cuda", "amd.com": "rocm", "huawei.com": "npu"}
 """Devices by the domain of the resource that a pod asks for."""
@@ -112,18 +112,19 @@ class Surroundings(Value):
 def device_of(target: TargetFacts) -> Device:
     """Return the device that a pod of the target runs on."""
     if not target.gpus:
-        return "cpu"
+        untold = isinstance(target.server, ServerFacts) and target.server.gpus_untold
+        return "unknown" if untold else "cpu"
     domain = (target.accelerator or "nvidia.com/gpu").partition("/")[0]
     return DEVICES.get(domain, "other")
 
 
-def expected_runner(server: ServerFacts, *, gpus: int, method: str | None) -> Runner | None:
+def expected_runner(server: ServerFacts, device: Device, method: str | None) -> Runner | None:
     """Return the model runner that vLLM 0.32 will use; None where that is not known."""
     if (forced := _forced(server)) is not None:
         return forced
-    if not gpus or _lacked_by_v2(server, method):
+    if device == "cpu" or _lacked_by_v2(server, method):
         return "V1"
-    return None if server.unknown(RUNNER_VARIABLE) else "V2"
+    return None if device == "unknown" or server.unknown(RUNNER_VARIABLE) else "V2"
 
 
 def _lacked_by_v2(server: ServerFacts, method: str | None) -> str | None:
@@ -179,9 +180,12 @@ def model_runner(server: ServerFacts, where: Surroundings) -> Gate:
             f"{why}, which has no {lacked}: vLLM refuses to start; let it take model runner V2, "
             "or draft otherwise",
         )
-    if where.runner is None:
-        said = f"{server.unknown(RUNNER_VARIABLE)}; else the launches tell the model runner"
+    if where.runner is None and (unread := server.unknown(RUNNER_VARIABLE)):
+        said = f"{unread}; else the launches tell the model runner"
         return unknown("modelRunner", "EnvironmentNotRead", said)
+    if where.runner is None:
+        said = f"container {server.container}: {server.gpus_untold}; launches tell the model runner"
+        return unknown("modelRunner", "GpuNotNamed", said)
     return not_applicable(
         "modelRunner", "SeenAtLaunch", f"model runner {where.runner} is expected; launches tell"
     )
@@ -252,11 +256,14 @@ def _on_either_runner(
     )
     if v1.holds == v2.holds:
         return v1 if v1.reason != "Holds" else v2
+    reason, why = "EnvironmentNotRead", f"variable {RUNNER_VARIABLE} was not read"
+    if where.device == "unknown":
+        reason, why = "GpuNotNamed", "no GPU is named, so either model runner may be taken"
     return unknown(
         v1.gate,
-        "EnvironmentNotRead",
-        f"variable {RUNNER_VARIABLE} was not read, and what the engine does hangs on it: "
-        f"{v1.message}; {v2.message}; write its value in env",
+        reason,
+        f"{why}, and what the engine does hangs on it: {v1.message}; {v2.message}; write the "
+        f"value of {RUNNER_VARIABLE} in env",
     )
 
 

@@ -89,11 +89,12 @@ def before_pods(
     method = method_of(spec, server)
     if method is not None and method.endswith("_mtp"):
         method = "mtp"  # vLLM replaces the models' own names for it.
+    device = device_of(target)
     where = Surroundings(
         version=version,
         method=method,
-        runner=runner or expected_runner(server, gpus=target.gpus, method=method),
-        device=device_of(target),
+        runner=runner or expected_runner(server, device, method),
+        device=device,
         layout="data" if server.data_parallel_size > 1 else None,
         random=spec.load.sampling.temperature > 0,
     )
@@ -249,6 +250,13 @@ def _graph_mode(spec: Spec, server: ServerFacts, where: Surroundings) -> Gate:
     if server.enforce_eager or where.device == "cpu" or server.graph_mode == "NONE":
         why = "enforce-eager is set" if server.enforce_eager else "there is no GPU or mode is NONE"
         return not_applicable(gate, "NoGraphs", f"no CUDA graphs: {why}")
+    if where.device == "unknown":
+        return unknown(
+            gate,
+            "GpuNotNamed",
+            f"container {server.container}: {server.gpus_untold}; whether CUDA graphs are used, "
+            "the launches decide; to know before, ask for the GPU in resources.limits",
+        )
     if where.runner != "V1":
         return not_applicable(gate, "SeenAtLaunch", "launches tell the resolved CUDA graph mode")
     said = "on model runner V1 a schedule forces CUDA graph mode PIECEWISE"

@@ -181,7 +181,7 @@ def gpu(counted: Sequence[Launch], server: ServerFacts) -> Gate:
     gate = same(counted, "gpu")
     if gate.answer != "Unknown":
         return gate
-    if not server.gpus:
+    if not server.gpus and server.gpus_untold is None:
         return not_applicable("gpu", "NoGpu", "the server asks for no GPU")
     nodes, silent = _told(counted, lambda r: r.node)
     if len(nodes) == 1 and not silent:

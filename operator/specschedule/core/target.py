@@ -49,6 +49,8 @@ class ServerFacts(Value):
     """Image reference of the container."""
     gpus: int = 0
     """GPUs that its pod asks for."""
+    gpus_untold: str | None = None
+    """Why a pod that asks for no GPU may get one all the same; None where nothing speaks for it."""
     async_scheduling: bool | None = None
     """--async-scheduling, where given."""
     enable_lora: bool = False

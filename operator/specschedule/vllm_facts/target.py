@@ -17,6 +17,8 @@ from specschedule.vllm_facts.arguments import (
 from specschedule.vllm_facts.plain import items, mapping
 
 _GPU = re.compile(r"(^|[./])(gpu|mig-.*|i915|xe|gaudi|tpu|neuron|npu|Ascend.*)(\..*)?$")
+_CUDA_IMAGE = re.compile(r"(?:^|/)vllm/vllm-openai(?:[:@]|$)")
+"""vLLM's own image, which is built for CUDA; those for CPUs are named otherwise."""
 _WAITING_FOR_GOOD = {"ContainerCreating", "PodInitializing"}
 _RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 _DEFAULTS: dict[str, object] = {
@@ -77,6 +79,7 @@ def target_facts(
         server = server.model_copy(
             update={
                 "gpus": gpus,
+                "gpus_untold": None if gpus else _untold_gpus(pod_spec, server),
                 "unread_sources": unread_sources(mapping(found), maps),
                 "sidecars": {str(each.get("name")): _variables(each, maps) for each in beside},
                 "sidecar_sources": [
@@ -109,6 +112,16 @@ def target_facts(
 def pod_gpus(pod_spec: Mapping[str, Any]) -> int:
     """Return the GPUs that one pod asks for, over its containers."""
     return sum(amount for _, amount in _accelerators(pod_spec))
+
+
+def _untold_gpus(pod_spec: Mapping[str, Any], server: ServerFacts) -> str | None:
+    """Return why pods that ask for no GPU resource may get one: by a claim, or from their node."""
+    resources = [mapping(mapping(c).get("resources")) for c in items(pod_spec.get("containers"))]
+    if pod_spec.get("resourceClaims") or any(each.get("claims") for each in resources):
+        return "its devices come by resourceClaims, which do not say whether they are GPUs"
+    if server.image is not None and _CUDA_IMAGE.search(server.image):
+        return f"it asks for no GPU, but image {server.image} runs on GPUs only"
+    return None
 
 
 def _accelerators(pod_spec: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
