@@ -97,6 +97,22 @@ def test_a_log_without_lines_below_error_hides_warnings():
     assert read_log(plain("hello", "INFO")).level_hides_warnings is False
 
 
+def test_the_time_of_compiling_and_capturing_is_told_where_the_log_tells_it():
+    text = "\n".join(
+        plain(said, "INFO")
+        for said in (
+            "torch.compile took 31.25 s in total",
+            "[eagle_head] torch.compile took 4.50 s in total",
+            "Graph capturing finished in 7 secs, took 0.53 GiB",
+            "Encoder graph capturing finished in 90 secs, took 0.53 GiB (4 graphs)",
+        )
+    )
+    receipt = read_receipt(log_text=text)
+    assert (receipt.compile_seconds, receipt.capture_seconds) == (31.25, 7.0)
+    silent = read_receipt(log_text=plain("hello", "INFO"))
+    assert (silent.compile_seconds, silent.capture_seconds) == (None, None)
+
+
 def started(*more):
     return "\n".join([plain(BANNER, "INFO"), *(plain(m) for m in more), plain(STARTED, "INFO")])
 

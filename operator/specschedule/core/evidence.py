@@ -260,6 +260,10 @@ class Receipt(Reading):
     """Whether compile and autotune caches were warm; a launch that tuned does not count."""
     boot_seconds: float | None = None
     """Seconds from container start to Ready."""
+    compile_seconds: float | None = None
+    """Seconds of the longest torch.compile that the log tells, of the model's or the drafter's."""
+    capture_seconds: float | None = None
+    """Seconds that capturing CUDA graphs took."""
     log_level_hides_warnings: bool | None = None
     """Whether the log level hides the engine's warnings."""
     instruments: list[str] | None = None

@@ -47,8 +47,10 @@ SAME_WHERE_DRAFTING = {
 DIFFERENT_BY_DESIGN = (
     "arguments",
     "boot_seconds",
+    "capture_seconds",
     "captured_sizes",
     "compile_hash",
+    "compile_seconds",
     "drafter",
     "drafter_class",
     "graphs_captured",

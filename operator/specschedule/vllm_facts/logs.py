@@ -94,6 +94,8 @@ _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _BACKEND = re.compile(r"Using (\S+) attention backend|Using (\S+_ATTN\S*|FLASHINFER\S*) backend")
 _FINGERPRINT = re.compile(re.escape(FINGERPRINT_LINE) + r"(\{.*\})")
 _COMPILE_HASH = re.compile(r"torch_compile_cache/([0-9a-f]{10})")
+_COMPILE_TOOK = re.compile(r"torch\.compile took (\d{1,9}(?:\.\d{1,9})?) s in total")
+_CAPTURE_TOOK = re.compile(r"^Graph capturing finished in (\d{1,9}(?:\.\d{1,9})?) secs")
 _AUTOTUNE_HASH = re.compile(r"flashinfer_autotune_cache/[^/]+/[^/]+/([0-9a-f]{64})")
 
 
@@ -119,6 +121,8 @@ class LogFacts:
     compile_hash: str | None = None
     autotune_hash: str | None = None
     caches_warm: bool | None = None
+    compile_seconds: float | None = None
+    capture_seconds: float | None = None
     max_model_len: int | None = None
     level_hides_warnings: bool | None = None
     notes: list[str] = field(default_factory=list)
@@ -175,6 +179,8 @@ def read_log(text: str) -> LogFacts:
         _BACKEND: _backend,
         _COMPILE_HASH: _compile_hash,
         _AUTOTUNE_HASH: _autotune_hash,
+        _COMPILE_TOOK: _compile_took,
+        _CAPTURE_TOOK: _capture_took,
         _FINGERPRINT: _fingerprint,
     }
     overrides: list[str] = []
@@ -328,6 +334,15 @@ def _fingerprint(facts: LogFacts, match: re.Match[str]) -> None:
 
 def _compile_hash(facts: LogFacts, match: re.Match[str]) -> None:
     facts.compile_hash = match.group(1)
+
+
+def _compile_took(facts: LogFacts, match: re.Match[str]) -> None:
+    facts.compile_seconds = max(float(match.group(1)), facts.compile_seconds or 0.0)
+
+
+def _capture_took(facts: LogFacts, match: re.Match[str]) -> None:
+    # Each worker of a parallel server says it.
+    facts.capture_seconds = max(float(match.group(1)), facts.capture_seconds or 0.0)
 
 
 def _autotune_hash(facts: LogFacts, match: re.Match[str]) -> None:

@@ -90,6 +90,8 @@ def read_receipt(
         compile_hash=log.compile_hash,
         autotune_hash=log.autotune_hash,
         caches_warm=log.caches_warm,
+        compile_seconds=log.compile_seconds,
+        capture_seconds=log.capture_seconds,
         log_level_hides_warnings=log.level_hides_warnings,
     )
     notes = [*log.notes, *_disagreements(log.fingerprint, outside, log.by_silence)]
