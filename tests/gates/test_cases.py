@@ -438,6 +438,18 @@ CASES = {
         False,
         *NOT_TOLD,
     ),
+    "20 counters that are no numbers": (
+        specschedule(),
+        deployment(),
+        {
+            "metrics": IDLE + "vllm:spec_decode_num_draft_tokens_total +Inf\n"
+            "vllm:spec_decode_num_accepted_tokens_total +Inf\n"
+        },
+        True,
+        "acceptance",
+        "NotApplicable",
+        "the metrics tell no draft counters",
+    ),
     "22 an engine that tells only what runs": (
         specschedule(),
         deployment(),

@@ -279,7 +279,7 @@ def _banner(facts: LogFacts, match: re.Match[str]) -> None:
     facts.model = told(r"^model='([^']*)'")
     facts.revision = told(r"\brevision=([^,]+)")
     facts.quantization = told(r"\bquantization=([^,]+)")
-    length = told(r"\bmax_seq_len=(\d+)")
+    length = told(r"\bmax_seq_len=(\d{1,12})\b")
     facts.max_model_len = int(length) if length else None
     facts.device = told(r"\bdevice_config=(\w+)")
     method = told(r"SpeculativeConfig\(method='([^']*)'")

@@ -7,6 +7,7 @@ release says which of them exist.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isfinite
 
 CACHE_CONFIG = "vllm:cache_config_info"
 DRAFTS = "vllm:spec_decode_num_drafts"
@@ -89,7 +90,7 @@ def read_metrics(text: str) -> Scrape:
     samples = _samples(text)
 
     def total(name: str) -> float | None:
-        values = [value for _, value in samples.get(name, []) if value == value]
+        values = [value for _, value in samples.get(name, []) if isfinite(value)]
         return sum(values) if values else None
 
     recorder = [value for _, value in samples.get(RECORDER_ON, [])]
@@ -158,7 +159,7 @@ def _kv_cache_tokens(all_labels: Iterable[dict[str, str]]) -> int | None:
 
 def _requests_by_engine(samples: Samples) -> tuple[tuple[str, float | None, float | None], ...]:
     running, waiting = (
-        {labels.get("engine", ""): n for labels, n in samples.get(name, []) if n == n}
+        {labels.get("engine", ""): n for labels, n in samples.get(name, []) if isfinite(n)}
         for name in (RUNNING, WAITING)
     )
     named = {
