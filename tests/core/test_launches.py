@@ -19,7 +19,15 @@ from specschedule.core.observed import (
     VisitFacts,
 )
 from specschedule.core.spec import Slo
-from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed, Window
+from specschedule.core.visit import (
+    CellClosed,
+    Screen,
+    Visit,
+    VisitEnded,
+    VisitFailed,
+    Warmed,
+    Window,
+)
 
 UP = MetricsFacts(url="http://p", available=True)
 DOWN = MetricsFacts(url="http://p", available=False, message="connection refused")
@@ -333,6 +341,35 @@ def test_counters_above_the_record_are_no_missed_scrape():
 def test_a_void_cell_needs_no_counters():
     void = CELL.model_copy(update={"void": "send lag"})
     assert check_counts([void], {}) == AGREES
+
+
+FINDING = "K=2 was planned and 4 drafts were scheduled"
+FOUND_OUT = {
+    "after a visit that ended well": [VisitEnded()],
+    "after one that failed for another reason": [VisitFailed(reason="Stalled", message="silent")],
+}
+
+
+def screening(seen, of):
+    planned = trial(seen, of, started_at=STARTED, visits=1)
+    screen = Screen(batch_sizes=[8], max_tokens=2, max_num_seqs=16, secret="s")
+    visit_plan = planned.spec.visit.model_copy(update={"screen": screen, "windows": []})
+    spec = planned.spec.model_copy(update={"arm": "probe", "visit": visit_plan})
+    return planned.model_copy(update={"spec": spec})
+
+
+@pytest.mark.parametrize("when", FOUND_OUT)
+def test_a_finding_in_the_engines_log_ends_a_probe_at_once_in_its_words(when):
+    said = visit("Failed", [CellClosed(cell=CELL), *FOUND_OUT[when]])
+    record = step(screening(pod(finding=FINDING), said)).actions[0]
+    assert record.status.ended_at is not None
+    assert record.status.failed == f"NotSwitched: {FINDING}"
+
+
+def test_the_words_of_the_load_process_stand_where_it_found_the_same():
+    own = VisitFailed(reason="NotSwitched", message="K=0 was asked for")
+    record = step(screening(pod(finding=FINDING), visit("Failed", [own]))).actions[0]
+    assert record.status.failed == "NotSwitched: K=0 was asked for"
 
 
 def test_times_are_written_in_utc():

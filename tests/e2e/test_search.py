@@ -98,3 +98,35 @@ def test_what_was_found_is_tested_as_stock_vllm_serves_it(played: Searched) -> N
     else:
         # A request that ends leaves smaller batches now and then, and their K.
         assert full.get("draftTokens", 0) < 0.1 * full["outputTokens"]
+
+
+@scene(launches=1)
+def misfit(place: Place) -> list[Object]:
+    """An engine that drafts the most whatever is planned: the trials once the probe is over."""
+    place.serve(cpu=MEASURED, extra_args=["--fault", "ignores-k"])
+    place.ask(
+        candidates=None,
+        search={"maxTokens": MOST},
+        load={**QUESTION["load"], "points": [2, 8]},
+    )
+    place.until("another launch follows the probe", lambda: len(place.trials()) > 1)
+    trials = place.trials()
+    place.kubectl("delete", "specschedule", NAME)
+    return trials
+
+
+@of(misfit)
+def test_a_probe_whose_engine_does_otherwise_measures_nothing_and_says_why(
+    played: list[Object],
+) -> None:
+    probe = next(trial["status"] for trial in played if trial["spec"]["arm"] == "probe")
+    # The page is on loopback of the pod, so that here the engine's own counters tell.
+    finding = f"K=0 was asked for and the engine drafted {MOST}.00 tokens at a time"
+    assert probe["failed"] == f"NotSwitched: {finding}"
+    assert probe.get("cells", []) == []
+
+
+@of(misfit)
+def test_then_each_k_gets_a_pod(played: list[Object]) -> None:
+    assert [trial["spec"]["arm"] for trial in played] == ["probe", "none"]
+    assert "secret" not in played[1]["spec"]["visit"]["screen"]

@@ -9,6 +9,7 @@ import json
 import random
 import sys
 from collections import deque
+from typing import Any
 
 import torch
 from vllm.engine.arg_utils import EngineArgs
@@ -24,7 +25,8 @@ BLOCKS, BLOCK_SIZE = 2000, 16
 EVERY_K = [[1, 4, 4], [5, 8, 3], [9, 12, 2], [13, 14, 1], [15, 16, 0]]
 
 
-def made(model: str, drafter: str) -> AsyncContextScheduler:
+def made(kind: type, model: str, drafter: str, *, asynchronous: bool = True) -> Any:
+    """Return a scheduler of a kind, as vLLM's engine would make it."""
     speculative = {
         "method": "draft_model",
         "model": drafter,
@@ -42,12 +44,12 @@ def made(model: str, drafter: str) -> AsyncContextScheduler:
     )
     config = arguments.create_engine_config()
     # The CPU platform turns it off; nothing of the platform is used here.
-    config.scheduler_config.async_scheduling = True
+    config.scheduler_config.async_scheduling = asynchronous
     config.cache_config.num_gpu_blocks = BLOCKS
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
-    return AsyncContextScheduler(
+    return kind(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], spec)]),
         structured_output_manager=StructuredOutputManager(config),
@@ -58,7 +60,7 @@ def made(model: str, drafter: str) -> AsyncContextScheduler:
 
 def main() -> None:
     chance = random.Random(7)
-    scheduler = made(*sys.argv[1:3])
+    scheduler = made(AsyncContextScheduler, *sys.argv[1:3])
     for at, length in enumerate((20, 400, 24, 600, 30, 700)):
         sampling = SamplingParams(max_tokens=20 + 12 * at, ignore_eos=True)
         scheduler.add_request(Request(str(at), [5] * length, sampling, None))
@@ -89,4 +91,5 @@ def main() -> None:
     sys.stdout.write(json.dumps({"proof": scheduler.planner.proof.plain()}) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

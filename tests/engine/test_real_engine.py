@@ -25,6 +25,7 @@ import pytest
 from specschedule.core import inband
 from specschedule.core.schedule import effective
 from specschedule.engine import deliver, selftest, settings
+from specschedule.vllm_facts.logs import scheduler_finding
 
 from ..booted import booted, free_port
 
@@ -32,6 +33,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEDULED = Path(__file__).with_name("scheduled.py")
+SWITCHED = Path(__file__).with_name("switched.py")
 EVERY_K = [[1, 4, 4], [5, 8, 3], [9, 12, 2], [13, 14, 1], [15, 16, 0]]
 LIMITS = {"max_tokens": 4, "max_num_seqs": 16}
 SECRET = "only-this-launch"
@@ -340,6 +342,61 @@ def test_five_number_rows_run_at_every_step_of_the_real_engine(
         assert both
         assert all(mean <= each <= mean + 50 for each in both), "prompts and 40 tokens of output"
     assert selftest.facts(page)["finding"] is None
+
+
+@pytest.fixture(scope="module")
+def switched(engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What vLLM's schedulers did with the probe's on top."""
+    folder = tmp_path_factory.mktemp("switched")
+    deliver.deliver(folder)
+    ports = [str(free_port()), str(free_port())]
+    done = subprocess.run(
+        [engine["python"], SWITCHED, engine["model"], engine["drafter"], *ports],
+        env={**os.environ, **engine["env"], "PYTHONPATH": str(folder)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    said = next(line for line in done.stdout.splitlines() if line.startswith("{"))
+    return {**json.loads(said), "log": done.stdout + done.stderr}
+
+
+def test_the_class_that_stands_for_both_is_the_one_that_suits(switched: dict[str, Any]) -> None:
+    assert switched["asynchronous"] == "AsyncProbeScheduler"
+    assert switched["plain"] == "ProbeScheduler"
+
+
+def test_a_switch_with_two_steps_in_flight_holds_from_the_next_step_on(
+    switched: dict[str, Any],
+) -> None:
+    lines = switched["lines"]
+    assert [line["tokens"] for line in lines] == [int(line["window"][1:]) for line in lines]
+    assert {line["tokens"] for line in lines} == {0, 1, 2, 4}
+    for before, after in pairwise(lines):
+        assert set(after["drafts"].values()) <= {before["tokens"]}, "drafted as planned before it"
+    facts = switched["inFlight"]
+    assert (facts["finding"], facts["switches"]) == (None, 4)
+
+
+def test_after_a_mismatch_the_scheduler_goes_back_and_refuses_every_switch(
+    switched: dict[str, Any],
+) -> None:
+    finding = "K=1 was planned and 3 drafts were scheduled"
+    assert set(switched["well"]) == {2}
+    assert switched["before"]["finding"] is None
+    assert switched["misfit"][:2] == [1, 1]
+    assert switched["after"]["finding"] == finding
+    alone = effective(EVERY_K, **LIMITS).tokens(1)
+    assert set(switched["misfit"][2:]) == {alone}, "the table that it was started with"
+    assert set(switched["refused"]) == {alone}
+    assert switched["end"]["ranges"] == switched["end"]["bootRanges"]
+    assert switched["end"]["refused"] == f"the self test failed: {finding}"
+
+
+def test_the_finding_stands_in_the_engines_log(switched: dict[str, Any]) -> None:
+    lines = [f"2026-11-30T10:00:00Z {line}" for line in switched["log"].splitlines()]
+    found = scheduler_finding("\n".join(lines))
+    assert found == switched["after"]["finding"]
 
 
 def test_with_two_steps_in_flight_every_step_follows_the_table_too(

@@ -71,9 +71,9 @@ class Bench:
             finally:
                 process.kill()
 
-    def probe(self) -> Any:
+    def probe(self, *more: str) -> Any:
         scheduler = "specschedule.engine.probe.AsyncProbeScheduler"
-        return self.serving("--scheduler-cls", scheduler, rows=every_k(2, 8))
+        return self.serving("--scheduler-cls", scheduler, *more, rows=every_k(2, 8))
 
     def screen(self, *options: str) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "specschedule.cli.main", "screen"]
@@ -194,6 +194,37 @@ def test_a_server_that_does_not_follow_requests_is_told_apart_at_once(tmp_path: 
     assert command.returncode == 1
     assert "NotSwitched" in told
     assert "the engine drafted 2.00" in told
+
+
+@pytest.mark.parametrize(
+    ("page", "finding"),
+    [
+        ("in sight", "K=0 was planned and 2 drafts were scheduled"),
+        ("out of sight", "K=0 was asked for and the engine drafted 2.00 tokens at a time"),
+    ],
+)
+def test_an_engine_that_does_not_do_as_planned_is_found_out_before_the_first_window(
+    tmp_path: Path, page: str, finding: str
+) -> None:
+    bench = Bench(tmp_path)
+    with bench.probe("--fault", "ignores-k"):
+        if page == "out of sight":
+            del bench.environment[PORT]
+        command = bench.screen()
+        _, told = command.communicate(timeout=120)
+    assert command.returncode == 1
+    assert f"NotSwitched: {finding}" in told
+    assert bench.kept() == []
+
+
+def test_where_the_page_is_out_of_sight_the_counters_tell_that_each_k_runs(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    with bench.probe():
+        del bench.environment[PORT]
+        command = bench.screen()
+        _, told = command.communicate(timeout=120)
+    assert command.returncode == 0, told
+    assert {cell["tokens"] for cell in bench.kept()} == {0, 1, 2}
 
 
 def test_a_page_that_is_no_probe_s_is_named(tmp_path: Path) -> None:

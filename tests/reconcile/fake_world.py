@@ -88,6 +88,8 @@ class FakeWorld:
         self.screen_dies_after: int | None = None
         """Windows after which the first visit of each screening launch fails."""
         self.probe_never_switches = False
+        self.probe_finds: str | None = None
+        """What the probe's scheduler wrote into its log during the visit."""
         self.scheduler_class: str | None = None
         self.serving: ServingRegime | None = None
         self.kv_cache_tokens = 100_000
@@ -206,6 +208,7 @@ class FakeWorld:
             ready_at=created + BOOT_S,
             url="http://10.0.0.1:8000",
             receipt=receipt,
+            finding=self.probe_finds if self.trials[name][0].arm == "probe" else None,
         )
 
     def _evidence(self, name: str) -> Launch:

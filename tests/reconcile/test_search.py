@@ -171,6 +171,19 @@ def test_where_the_probe_cannot_be_used_each_k_gets_a_launch(obstacle):
     assert fixed[0].speculative["num_speculative_tokens_per_batch_size"] == [[1, 16, 3]]
 
 
+def test_windows_of_an_engine_that_does_not_do_as_planned_propose_nothing():
+    of = world(SEARCH)
+    of.probe_finds = "K=5 was planned 64 times and never came"
+    status = run(of)
+    assert status["outcome"] == "Promoted", status["message"]
+    (probe,) = [s for t, s in of.trials.values() if t.arm == "probe"]
+    assert probe.failed == f"NotSwitched: {of.probe_finds}"
+    assert probe.cells
+    assert "constant-5" in screens(of)
+    fixed = [s for t, s in of.trials.values() if t.screening and t.arm not in ("probe", "none")]
+    assert status["proposals"]["windows"] == sum(len(launch.cells) for launch in fixed)
+
+
 def test_where_no_schedule_is_worth_it_the_control_is_named_and_nothing_is_tested():
     spec = SEARCH | {"slo": {"ttft": "500ms", "tpot": "100ms"}}
     of = world(spec, "demo-loses")

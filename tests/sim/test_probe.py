@@ -8,6 +8,7 @@ from urllib.request import urlopen
 import pytest
 
 from specschedule.core import inband
+from specschedule.vllm_facts.logs import scheduler_finding
 
 CONFIG = {
     "method": "eagle3",
@@ -81,6 +82,25 @@ def test_what_may_not_switch_it_is_answered_and_switches_nothing(probe: Any, why
     assert status == 200
     assert (after["ranges"], after["switches"]) == (before["ranges"], before["switches"])
     assert after["refused"]
+
+
+def test_an_engine_that_ignores_what_is_planned_is_found_out_and_switched_no_more(
+    start: Any,
+) -> None:
+    port = free_port()
+    variables = {"SPECSCHEDULE_PROBE_SECRET": "s", "SPECSCHEDULE_SCHEDULER_PORT": port}
+    with start("--fault", "ignores-k", *SPECULATIVE, *SCHEDULER, **variables) as process:
+        for tokens in (2, 0):
+            asked = inband.arguments("s", [[1, 16, tokens]], f"k{tokens}")
+            assert process.post("/v1/completions", ask(**asked))[0] == 200
+        (facts,) = page(port, "/facts")
+        process.end()
+    finding = "K=2 was planned and 5 drafts were scheduled"
+    assert facts["finding"] == finding
+    assert facts["refused"] == f"the self test failed: {finding}"
+    assert (facts["window"], facts["ranges"]) == ("k2", facts["bootRanges"])
+    timed = [f"2026-11-30T10:00:00Z {line}" for line in process.log]
+    assert scheduler_finding("\n".join(timed)) == finding
 
 
 def test_a_probe_without_a_secret_ends_while_it_boots(start: Any) -> None:

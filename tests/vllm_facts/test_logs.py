@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specschedule.engine.settings import FINDING_LINE
 from specschedule.vllm_facts.failures import start_failure
-from specschedule.vllm_facts.logs import compiled_at, read_log
+from specschedule.vllm_facts.logs import compiled_at, read_log, scheduler_finding
 from specschedule.vllm_facts.metrics import read_metrics
 from specschedule.vllm_facts.receipt import read_receipt, with_gpu_label
 
@@ -551,3 +552,17 @@ def test_a_user_who_quotes_the_engine_is_not_the_engine(quoting):
     ):
         assert read_log(line).notes == [], line
     assert read_log(f"WARNING 11-29 10:00:00 [vllm.py:1] {DISABLED}").notes
+
+
+FOUND = "K=2 was planned and 4 drafts were scheduled"
+SAID = {
+    "text": f"(EngineCore pid=7) ERROR 11-29 10:00:05 [scheduling.py:66] {FINDING_LINE}{FOUND}",
+    "JSON": json.dumps({"levelname": "ERROR", "message": f"{FINDING_LINE}{FOUND}"}),
+}
+
+
+@pytest.mark.parametrize("form", SAID)
+def test_what_a_scheduler_of_ours_found_is_read_from_the_log(form):
+    before = "2026-11-29T10:00:00Z INFO 11-29 10:00:00 [a.py:1] Application startup complete."
+    assert scheduler_finding(f"{before}\n2026-11-29T10:00:05.5Z {SAID[form]}\n") == FOUND
+    assert scheduler_finding(before) is None

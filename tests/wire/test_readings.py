@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specschedule.core.evidence import Profile
-from specschedule.core.visit import CellClosed, VisitEnded, Warmed, Window
+from specschedule.core.visit import CellClosed, Screen, VisitEnded, Warmed, Window
 from specschedule.wire import jobs, pods
 from specschedule.wire.manifests import LOAD_PORT
 
@@ -470,3 +470,12 @@ def test_a_job_may_live_as_long_as_its_windows_can_take(
     window = Window(cell="c", profile=Profile.model_validate(profile), requests=20)
     planned = visit(windows=[window], **limits)
     assert jobs.longest_seconds(planned) == 10 + 2 * 15 + 120 + seconds, claim
+
+
+def test_a_screens_job_may_live_as_long_as_every_window_it_may_ask_for() -> None:
+    screen = Screen(batch_sizes=[1, 8], contexts=[100, 900, 1800], max_tokens=4, max_num_seqs=16)
+    limits = {"request_timeout": "60s", "warm_up_timeout": "10s", "scrape_timeout": "15s"}
+    windows = 2 * 3 * 5 * 3
+    seconds = (windows * (10 + 2) + 5) * 60
+    planned = visit(windows=[], screen=screen, **limits)
+    assert jobs.longest_seconds(planned) == 10 + 2 * 15 + 120 + seconds

@@ -31,6 +31,9 @@ NOT_THE_ARMS_FAULT = ("Preempted", "Evicted", "NodeLost", "Deleted", "NotDeliver
 IMAGE_PULL_PATIENCE_S = 120.0
 """A registry may hiccup; an image that cannot be pulled for this long is missing."""
 
+NOT_SWITCHED = "NotSwitched"
+"""Begins the failure of a probe whose engine does not do what its requests ask for."""
+
 BOOT_PATIENCE_S = 1800.0
 """A server that is not Ready this long after its container started never will be; large models
 take tens of minutes."""
@@ -159,8 +162,10 @@ def _visiting(
     finished = next((e for e in visit.events if isinstance(e, VisitEnded)), None)
     if failure is None and finished is None and visit.phase == "Running":
         return _running(trial, cells)
+    found = f"{NOT_SWITCHED}: {pod.finding}" if pod.finding is not None else None
     if finished is None:
         cause = f"{failure.reason}: {failure.message}" if failure else visit.message
+        cause = found if found is not None and not cause.startswith(NOT_SWITCHED) else cause
         return _again(trial, pod, cause, cells, now, gpus)
     if pod.compiled_at is None:
         return Step(
@@ -171,7 +176,7 @@ def _visiting(
     cells = [_undisturbed(cell, pod.compiled_at) for cell in cells]
     if trial.spec.screening:
         # Its windows choose what is tested, and are no evidence: Prometheus is not asked.
-        return _over(trial, now, gpus, cells=cells)
+        return _over(trial, now, gpus, cells=cells, failed=found)
     spoilt = next((c.void for c in cells if c.void is not None), None)
     if spoilt is not None and trial.status.visits < MAX_VISITS:
         return _again(trial, pod, spoilt, cells, now, gpus)
@@ -252,7 +257,7 @@ def _again(
 
     A screen goes on where it was: what it measured so far is kept.
     """
-    if trial.status.visits < MAX_VISITS and not cause.startswith("NotSwitched"):
+    if trial.status.visits < MAX_VISITS and not cause.startswith(NOT_SWITCHED):
         kept = cells if trial.spec.screening else []
         status = trial.status.model_copy(update={"cells": kept})
         return Step(
@@ -263,7 +268,7 @@ def _again(
             waiting="VisitAgain",
             message=f"{trial.spec.arm}: visit {trial.status.visits} failed ({cause}); once more",
         )
-    if cause.startswith(("ServerUnreachable", "Stalled", "NotSwitched")):
+    if cause.startswith(("ServerUnreachable", "Stalled", NOT_SWITCHED)):
         return _over(trial, now, gpus, failed=cause)
     return _over(trial, now, gpus, void=f"{MAX_VISITS} visits failed: {cause}")
 

@@ -111,6 +111,9 @@ class PodFacts(Value):
     compiled_at: list[float] | None = []
     """When its engine compiled something under load, as its log tells; looked for once a visit is
     over. None when the log cannot be read just now."""
+    finding: str | None = None
+    """What a scheduler of ours found its engine to do otherwise than planned, as its log tells;
+    looked for once a visit is over."""
     receipt: Receipt = Field(default_factory=Receipt)
     """Facts read from it so far."""
 

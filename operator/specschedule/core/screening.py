@@ -11,7 +11,7 @@ from specschedule.core.chance import shuffled
 from specschedule.core.compare import NONE
 from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs, Setting
 from specschedule.core.evidence import Cell, Profile
-from specschedule.core.screen import Search, given_up, next_windows, none_settings
+from specschedule.core.screen import TRIES, Search, given_up, next_windows, none_settings
 from specschedule.core.spec import Slo
 from specschedule.core.sweep import sweep
 from specschedule.core.visit import Screen, Visit, Window
@@ -80,6 +80,12 @@ def search(screen: Screen, *, slo: Slo, output_tokens: int, prompt_tokens: int) 
         max_model_len=screen.max_model_len,
         seed=screen.seed,
     )
+
+
+def most_windows(screen: Screen) -> int:
+    """Return how many windows a screen's visit may take, those that do not count included."""
+    settings = len(screen.batch_sizes) * max(1, len(screen.contexts)) * (screen.max_tokens + 1)
+    return settings * TRIES
 
 
 def next_window(visit: Visit, cells: Sequence[Cell]) -> Window | None:

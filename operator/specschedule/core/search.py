@@ -14,6 +14,7 @@ from specschedule.core.budget import Cost, with_screen
 from specschedule.core.compare import NONE
 from specschedule.core.controls import argument
 from specschedule.core.evidence import Cell, Launch
+from specschedule.core.launches import NOT_SWITCHED
 from specschedule.core.plan import MAX_ATTEMPTS, LaunchRecord, Slot, Start
 from specschedule.core.proposal import Proposal, Proposals, Proposed, kept
 from specschedule.core.regime import ServingRegime, weights
@@ -239,8 +240,8 @@ def _well(record: LaunchRecord) -> bool:
     return record.over and record.void is None and record.failed is None
 
 
-def _not_switched(record: LaunchRecord) -> bool:
-    return (record.failed or "").startswith("NotSwitched")
+def _not_switched(record: Launch) -> bool:
+    return (record.failed or "").startswith(NOT_SWITCHED)
 
 
 def _counted(record: LaunchRecord) -> list[Cell]:
@@ -311,9 +312,11 @@ def proposals(
     """
     wanted = _search(spec, _described(spec, server, screens, serving))
     version = next(filter(None, (each.receipt.engine_version for each in screens)), None)
+    # What an engine ran that does not do as planned is not known.
+    told = [launch for launch in screens if not _not_switched(launch)]
     return propose(
         wanted,
-        [cell for launch in screens for cell in launch.cells],
+        [cell for launch in told for cell in launch.cells],
         adaptive=can_verify_adaptively(_base(spec, server), server, version),
     )
 

@@ -60,7 +60,7 @@ class Planned:
             )
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
         if self.planner.proof.finding != before:
-            log.error("Scheduler %s: %s", self.kind, self.planner.proof.finding)
+            log.error("%s%s", settings.FINDING_LINE, self.planner.proof.finding)
 
 
 def _check(scheduler: Any) -> EffectiveTable:

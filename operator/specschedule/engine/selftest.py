@@ -1,8 +1,9 @@
 """The probe scheduler's self test: every K planned, seen to run, and one request round trip each.
 
-Run it once the server is healthy and before the first window counts:
-``python -m specschedule.engine.selftest --url http://127.0.0.1:8000 --model NAME``, with the
-launch's SPECSCHEDULE_SCHEDULER_PORT and SPECSCHEDULE_PROBE_SECRET in the environment.
+The load process of a screen runs it before its first window (``load/selftest.py``). By hand, once
+the server is healthy: ``python -m specschedule.engine.selftest --url http://127.0.0.1:8000
+--model NAME``, with the launch's SPECSCHEDULE_SCHEDULER_PORT and SPECSCHEDULE_PROBE_SECRET in the
+environment.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import http.client
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -41,17 +42,73 @@ def run(server: str, scheduler: str, model: str, secret: str) -> list[str]:
     if boot.get("kind") != "probe":
         return [f"{scheduler} is the page of {boot.get('kind')!r}, not of a probe scheduler"]
     ks = sorted({row[-1] for row in boot["bootRanges"]})
-    findings = [f for k in ks for f in _one(server, scheduler, model, secret, k)]
-    found = facts(scheduler)
-    missing = sorted(set(ks) - set(found["proven"]))
+    findings = [_one(server, scheduler, model, secret, k) for k in ks]
+    return [each for each in (*findings, unproven(facts(scheduler), ks)) if each is not None]
+
+
+def output_tokens(k: int) -> int:
+    """Return the output length of a request that takes at least ``STEPS`` steps at a K."""
+    return STEPS * (k + 1)
+
+
+def otherwise(
+    k: int, before: Mapping[str, Any], after: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
+) -> str | None:
+    """Say what a scheduler did that a request for a K did not ask for; None if nothing.
+
+    Args:
+        k: The K; the request's window is ``WINDOW`` with it.
+        before: The page's facts before the request.
+        after: Its facts after the answer.
+        lines: Its steps from ``before["next"]`` on.
+    """
+    window = f"{WINDOW}{k}"
+    if after["finding"]:
+        return str(after["finding"])
+    if after["window"] != window:
+        return f"a request to plan K={k} did not switch the table: {after['refused']}"
+    planned = {line["tokens"] for line in lines if line.get("window") == window}
+    if planned == {k}:
+        return None
+    return f"K={k} was asked for and the scheduler planned {sorted(planned - {k}) or 'no step'}"
+
+
+def unproven(found: Mapping[str, Any], ks: Collection[int]) -> str | None:
+    """Say which K a scheduler has not seen run as planned; None when it has seen all.
+
+    Args:
+        found: The page's facts.
+        ks: Every K that was asked for.
+    """
     if found["finding"]:
-        findings.append(found["finding"])
-    if missing:
-        findings.append(
-            f"K={', '.join(map(str, missing))} was planned and not seen often enough: planned and "
-            f"observed drafts are {json.dumps(found['observed'])}"
+        return str(found["finding"])
+    missing = sorted(set(ks) - set(found["proven"]))
+    if not missing:
+        return None
+    return (
+        f"K={', '.join(map(str, missing))} was planned and not seen often enough: planned and "
+        f"observed drafts are {json.dumps(found['observed'])}"
+    )
+
+
+def uncounted(k: int, drafts: int, draft_tokens: int) -> str | None:
+    """Say how the engine's own counters over one request differ from its K; None if they do not.
+
+    Args:
+        k: The K asked for.
+        drafts: How often the engine drafted.
+        draft_tokens: How many tokens it drafted in all.
+    """
+    mean = draft_tokens / drafts if drafts else 0.0
+    if draft_tokens > k * drafts:
+        return f"K={k} was asked for and the engine drafted {mean:.2f} tokens at a time"
+    # All but so many drafts, at the least, were shorter.
+    if k and draft_tokens - (k - 1) * drafts < ENOUGH:
+        return (
+            f"K={k} was asked for and not seen often enough: the engine drafted {drafts} times, "
+            f"{mean:.2f} tokens at a time"
         )
-    return findings
+    return None
 
 
 def facts(page: str) -> dict[str, Any]:
@@ -76,9 +133,8 @@ def steps(page: str, since: int = 0) -> list[dict[str, Any]]:
     return found
 
 
-def _one(server: str, scheduler: str, model: str, secret: str, k: int) -> list[str]:
+def _one(server: str, scheduler: str, model: str, secret: str, k: int) -> str | None:
     before = facts(scheduler)
-    window = f"{WINDOW}{k}"
     rows = [[1, before["maxNumSeqs"], k]]
     _ask(
         server,
@@ -86,20 +142,13 @@ def _one(server: str, scheduler: str, model: str, secret: str, k: int) -> list[s
         {
             "model": model,
             "prompt": PROMPT,
-            "max_tokens": STEPS * (k + 1),
+            "max_tokens": output_tokens(k),
             "temperature": 0,
             "ignore_eos": True,
-            "vllm_xargs": inband.arguments(secret, rows, window),
+            "vllm_xargs": inband.arguments(secret, rows, f"{WINDOW}{k}"),
         },
     )
-    after = facts(scheduler)
-    if after["window"] != window:
-        return [f"a request to plan K={k} did not switch the table: {after['refused']}"]
-    seen = [line for line in steps(scheduler, before["next"]) if line.get("window") == window]
-    other = sorted({line["tokens"] for line in seen} - {k})
-    if not seen or other:
-        return [f"K={k} was asked for and the scheduler planned {other or 'no step'}"]
-    return []
+    return otherwise(k, before, facts(scheduler), steps(scheduler, before["next"]))
 
 
 def _ask(base: str, path: str, body: Mapping[str, Any] | None = None) -> str:

@@ -32,6 +32,9 @@ SECRET = "SPECSCHEDULE_PROBE_SECRET"
 FINGERPRINT_LINE = "specschedule.engine.fingerprint: "
 """Begins the line that the first worker prints; one JSON object follows."""
 
+FINDING_LINE = "specschedule.engine.scheduler: "
+"""Begins the line in which a scheduler of ours says that its engine did otherwise than planned."""
+
 STEPS_KEPT = 65_536
 """Steps kept where nothing is said: some minutes of a busy engine, about 30 MB."""
 

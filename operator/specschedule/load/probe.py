@@ -35,6 +35,12 @@ class Gone(Fault):
     reason = "ServerUnreachable"
 
 
+class Silent(Fault):
+    """The server answers the requests of the self test with errors, or not at all."""
+
+    reason = "Stalled"
+
+
 class Page:
     """The probe scheduler's page."""
 
@@ -54,9 +60,9 @@ class Page:
             NotSwitched: It refuses to, or what answers is no probe scheduler.
             Gone: Its engine has died.
         """
-        before = await self._facts()
+        before = await self.facts()
         give_up = asyncio.get_running_loop().time() + within
-        while (facts := await self._facts()).get("window") != window:
+        while (facts := await self.facts()).get("window") != window:
             finding, refused = facts.get("finding"), facts.get("refused")
             late = asyncio.get_running_loop().time() > give_up
             if finding or late or refused != before.get("refused"):
@@ -74,7 +80,7 @@ class Page:
             opened: When it opened, in the machine's monotonic clock, which the page uses too.
             closed: When it closed.
         """
-        lines = [line for line in await self._steps(self._first) if opened <= line["at"] <= closed]
+        lines = [line for line in await self.steps(self._first) if opened <= line["at"] <= closed]
         if not lines:
             return "the scheduler recorded no step in this window"
         others = sorted({str(line.get("window")) for line in lines} - {window})
@@ -86,13 +92,20 @@ class Page:
         more = sorted({int(line.get("verified", 0)) for line in lines} - {*range(tokens + 1)})
         return f"K={tokens} was planned and {more} drafts were verified" if more else None
 
-    async def _facts(self) -> Mapping[str, Any]:
+    async def facts(self) -> Mapping[str, Any]:
+        """Return what the scheduler says of itself.
+
+        Raises:
+            NotSwitched: What answers is no probe scheduler, or nobody ever answered.
+            Gone: Its engine has died.
+        """
         facts = json.loads(await self._get("/facts"))
         if facts.get("kind") != "probe":
             raise NotSwitched(f"{self._base} is the page of {facts.get('kind')!r}, not of a probe")
         return dict(facts)
 
-    async def _steps(self, since: int) -> list[dict[str, Any]]:
+    async def steps(self, since: int) -> list[dict[str, Any]]:
+        """Return the lines of its steps from a number on."""
         found: list[dict[str, Any]] = []
         while lines := (await self._get(f"/steps?since={since}")).splitlines():
             found += [json.loads(line) for line in lines]

@@ -22,7 +22,7 @@ from specschedule.core.visit import (
     Warmed,
     Window,
 )
-from specschedule.load import probe
+from specschedule.load import probe, selftest
 from specschedule.load.client import Client, Unanswered
 from specschedule.load.counters import Counters, Page
 from specschedule.load.equivalence import Equivalence
@@ -146,6 +146,8 @@ class VisitRun:
                 api_key=self._api_key,
             ) as client:
                 model = await self._reach(client)
+                if self._switches:
+                    await self._self_test(client, model)
                 first = await self._next(0)
                 if first is None:
                     return
@@ -192,6 +194,13 @@ class VisitRun:
         if self._visit.screen is None:
             return self._visit.windows[at] if at < len(self._visit.windows) else None
         return await asyncio.to_thread(next_window, self._visit, self._cells)
+
+    async def _self_test(self, client: Client, model: str) -> None:
+        """See every K run before one is measured."""
+        try:
+            await selftest.prove(client, self._visit, model, self._probe)
+        except probe.Fault as fault:
+            raise Failure(fault.reason, str(fault)) from fault
 
     async def _try_out(self, client: Client, model: str, window: Window) -> None:
         """Send one full request, so that a plan the server refuses ends here with its words."""

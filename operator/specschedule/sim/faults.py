@@ -17,6 +17,8 @@ class Fault(StrEnum):
     """The worker loses full graphs; the API server's config does not show it."""
     DRAFTER_IGNORES_K = "drafter-ignores-k"
     """The drafter always drafts the most; the surplus is thrown away."""
+    IGNORES_K = "ignores-k"
+    """The engine drafts the most, whatever a probe scheduler plans."""
     CRASH_AT_CAPTURE = "crash-at-capture"
     """Dies while capturing graphs."""
     CRASH_AT_BOUNDARY = "crash-at-boundary"

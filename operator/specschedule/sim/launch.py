@@ -293,6 +293,7 @@ def _resolved(launch: Launch, config: SpeculativeConfig | None) -> Launch:
                 launch.environment,
                 max_tokens=max_tokens,
                 max_num_seqs=launch.settings.max_num_seqs,
+                ignored=launch.hits(Fault.IGNORES_K),
             )
         )
     except Refused as refused:

@@ -7,7 +7,7 @@ as ``engine/probe.py`` does inside vLLM.
 import json
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
@@ -15,6 +15,7 @@ from aiohttp import web
 from specschedule.core import inband
 from specschedule.core.schedule import EffectiveTable, effective
 from specschedule.engine import settings
+from specschedule.engine.proof import Proof
 from specschedule.sim.arguments import Refused
 
 CLASSES = (
@@ -26,11 +27,20 @@ MOST_LINES = 4096
 
 
 class Probe:
-    """Which table is in force, and what each step planned; called for the tokens of a step."""
+    """Which table is in force, and what each step planned; called for the tokens of a step.
 
-    def __init__(self, boot: EffectiveTable, secret: str) -> None:
-        self._boot, self._secret = boot, secret
+    Args:
+        boot: The table that the server was started with.
+        secret: What a request must carry to switch.
+        ignored: Whether the engine drafts the most, whatever is planned.
+    """
+
+    def __init__(self, boot: EffectiveTable, secret: str, *, ignored: bool = False) -> None:
+        self._boot, self._secret, self._ignored = boot, secret, ignored
         self._table = boot
+        self._proof = Proof()
+        self.on_finding: Callable[[str], object] = lambda finding: None
+        """Called once, when the engine first does otherwise than planned."""
         self._window: str | None = None
         self._switches = self._steps = 0
         self._refused: str | None = None
@@ -39,6 +49,12 @@ class Probe:
     def __call__(self, batch: int, context: int) -> int:
         """Return the draft tokens of a step, and keep a line of it."""
         tokens = self._table.tokens(batch, context)
+        drafted = self._boot.max_tokens if self._ignored else tokens
+        before = self._proof.finding
+        self._proof.observe(tokens, drafted, batch)
+        if self._proof.finding is not None and before is None:
+            self._table = self._boot
+            self.on_finding(self._proof.finding)
         line = {
             "step": self._steps,
             "at": round(time.monotonic(), 6),
@@ -49,7 +65,7 @@ class Probe:
         }
         self._lines.append({name: value for name, value in line.items() if value is not None})
         self._steps += 1
-        return tokens
+        return drafted
 
     def switch(self, asked: Mapping[str, object]) -> None:
         """Follow what a request asks for, or note why not."""
@@ -58,6 +74,8 @@ class Probe:
             found = inband.read(asked, self._secret, **limits)
             if found is None:
                 return
+            if self._proof.finding is not None:
+                raise inband.Refused(f"the self test failed: {self._proof.finding}")
             missing = sorted(_tokens(found.table) - _tokens(self._boot))
             if missing:
                 raise inband.Refused(f"K={missing} is not among those it was started with")
@@ -83,9 +101,9 @@ class Probe:
             "window": self._window,
             "switches": self._switches,
             "refused": self._refused,
-            "finding": None,
             "monotonic": time.monotonic(),
             "next": self._steps,
+            **self._proof.plain(),
         }
         return web.json_response(facts)
 
@@ -102,8 +120,17 @@ def probe(
     *,
     max_tokens: int,
     max_num_seqs: int,
+    ignored: bool = False,
 ) -> Probe | None:
     """Return the probe that a launch asks for; None when it asks for none.
+
+    Args:
+        scheduler: The class that the launch names.
+        rows: The schedule in effect.
+        environment: Variables of the launch.
+        max_tokens: ``num_speculative_tokens``.
+        max_num_seqs: ``max_num_seqs``.
+        ignored: As for ``Probe``.
 
     Raises:
         Refused: It lacks what a probe needs; the engine would end while it boots.
@@ -116,7 +143,7 @@ def probe(
     if not rows:
         raise Refused("the server has no schedule in effect")
     table = effective(rows, max_tokens=max_tokens, max_num_seqs=max_num_seqs)
-    return Probe(table, environment[settings.SECRET])
+    return Probe(table, environment[settings.SECRET], ignored=ignored)
 
 
 def _tokens(table: EffectiveTable) -> set[int]:

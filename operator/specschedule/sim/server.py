@@ -50,6 +50,8 @@ class Server:
             launch.world, launch.settings, launch_seed=seed, on_change=self._changed
         )
         self.metrics = EngineMetrics(launch, self.engine)
+        if launch.probe is not None:
+            launch.probe.on_finding = self._found
         self.late_steps = 0
         """Steps that ended so late that the engine gave up their time."""
         self._sequences: dict[Request, Sequence] = {}
@@ -195,6 +197,10 @@ class Server:
             await asyncio.sleep(seconds)
             for file, message in stats.lines(time.monotonic()):
                 self._log.line("APIServer", "INFO", file, message)
+
+    def _found(self, finding: str) -> None:
+        said = f"{settings.FINDING_LINE}{finding}"
+        self._log.line("EngineCore", "ERROR", "scheduling.py:66", said)
 
     def _changed(self, before: int, after: int) -> None:
         if self.launch.dies_of_fewer_tokens and after < self.launch.settings.max_tokens:

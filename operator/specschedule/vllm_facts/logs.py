@@ -25,7 +25,7 @@ from specschedule.core.receipts import (
     SCHEDULE_DISABLED,
     TUNED,
 )
-from specschedule.engine.settings import FINGERPRINT_LINE
+from specschedule.engine.settings import FINDING_LINE, FINGERPRINT_LINE
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d\b")
@@ -93,6 +93,7 @@ _ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _BACKEND = re.compile(r"Using (\S+) attention backend|Using (\S+_ATTN\S*|FLASHINFER\S*) backend")
 _FINGERPRINT = re.compile(re.escape(FINGERPRINT_LINE) + r"(\{.*\})")
+_FINDING = re.compile(re.escape(FINDING_LINE) + r"(.+)")
 _COMPILE_HASH = re.compile(r"torch_compile_cache/([0-9a-f]{10})")
 _COMPILE_TOOK = re.compile(r"torch\.compile took (\d{1,9}(?:\.\d{1,9})?) s in total")
 _CAPTURE_TOOK = re.compile(r"^Graph capturing finished in (\d{1,9}(?:\.\d{1,9})?) secs")
@@ -163,6 +164,16 @@ def compiled_at(text: str) -> list[float]:
             # With nanoseconds, in the time zone of the node.
             found.append(datetime.fromisoformat(time).timestamp())
     return found
+
+
+def scheduler_finding(text: str) -> str | None:
+    """Return what a scheduler of ours found its engine to do otherwise; None where nothing.
+
+    Args:
+        text: A log whose lines begin with times, as for ``compiled_at``.
+    """
+    said = messages(without_times(text))
+    return next((match[1] for line in said if (match := _FINDING.search(line))), None)
 
 
 def read_log(text: str) -> LogFacts:

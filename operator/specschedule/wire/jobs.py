@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from specschedule.core.compare import offered
 from specschedule.core.observed import VisitFacts
+from specschedule.core.screening import REQUESTS, most_windows
 from specschedule.core.visit import (
     CellClosed,
     Visit,
@@ -93,9 +94,12 @@ def longest_seconds(visit: Visit) -> int:
     """Return the seconds after which a visit cannot be alive any more.
 
     Each window is as many waves of requests as its load needs, plus one before and one after; an
-    open loop lasts as long as its arrivals do.
+    open loop lasts as long as its arrivals do. A screen's windows are not known before.
     """
     seconds = visit.warm_up_timeout + 2 * visit.scrape_timeout + 120
+    if visit.screen is not None:
+        waiting = most_windows(visit.screen) * (REQUESTS + 2) + visit.screen.max_tokens + 1
+        seconds += waiting * visit.request_timeout
     for window in visit.windows:
         in_flight = window.profile.concurrency or 1
         if (arrivals := offered(window.profile)) is not None:

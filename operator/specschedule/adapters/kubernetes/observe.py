@@ -31,7 +31,7 @@ from specschedule.core.spec import Spec, run_id
 from specschedule.core.target import TargetFacts, Unreadable
 from specschedule.ports import Key, Metrics, Unavailable
 from specschedule.vllm_facts.failures import last_words
-from specschedule.vllm_facts.logs import compiled_at
+from specschedule.vllm_facts.logs import compiled_at, scheduler_finding
 from specschedule.vllm_facts.target import pod_gpus, target_facts
 from specschedule.wire import jobs, names, pods
 
@@ -235,8 +235,11 @@ class Observer:
         if job and visit and visit.phase != "Running" and seen.phase == "Ready" and not over:
             since = job["metadata"]["creationTimestamp"]
             said = self._servers.log(pod, container, since=since, timestamps=True)
-            compiled = None if said is None else compiled_at(said)
-            seen = seen.model_copy(update={"compiled_at": compiled})
+            told = {
+                "compiled_at": None if said is None else compiled_at(said),
+                "finding": None if said is None else scheduler_finding(said),
+            }
+            seen = seen.model_copy(update=told)
         return seen
 
     def _visit(self, job: Object, pods_by_owner: Mapping[str, list[Object]]) -> VisitFacts:
