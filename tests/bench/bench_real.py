@@ -10,6 +10,9 @@ the real engine, and what comes out is what an operator would have decided.
   the incumbent's own table would be no test: it is refused before any launch.)
 - ``winner-N``: the question of ``make demo ENGINE=vllm`` with the controls of Standard: K=4
   serves, which costs more the busier it is, and the candidate drafts less then.
+- ``search-N``: K=4 serves and nobody names a candidate. One probe launch and one without
+  speculation screen it, and what they propose is tested like any candidate, with vLLM's own
+  scheduler.
 
 It can be done in pieces: a run goes on in its folder where it was left, and runs that have ended
 stand in the JSON file with every launch's numbers and are not run again. Exits 3 when runs are
@@ -66,6 +69,7 @@ def questions(drafter: str) -> list[Question]:
     return [
         *(same_work(drafter, seed) for seed in (1, 2, 3)),
         *(true_winner(drafter, seed) for seed in (1, 2)),
+        searched(drafter, 1),
     ]
 
 
@@ -108,6 +112,32 @@ def true_winner(drafter: str, seed: int) -> Question:
                 "seed": seed,
                 "deadline": "1000h",
             },
+        },
+        incumbent=asked.incumbent or {},
+        outcomes=("Proposed",),
+    )
+
+
+def searched(drafter: str, seed: int) -> Question:
+    """Ask for a better schedule than K=4, where one is known to exist and none is named.
+
+    Alone a request gains from two tokens and more, sixteen together pay for each: far apart, so
+    that a schedule beats every one K.
+    """
+    asked = vllm.scenario(drafter)
+    return Question(
+        name=f"search-{seed}",
+        title="static K=4 serves; a search finds what to test",
+        spec={
+            "target": {"name": "chat"},
+            "slo": asked.slo,
+            "search": {"maxTokens": 4},
+            "load": load(points=[1, 16]),
+            "bar": {
+                "improve": [{"metric": "goodput", "at": [16], "by": "5%"}],
+                "protect": [{"metric": "goodput", "at": [1], "within": "15%"}],
+            },
+            "experiment": {"effort": "Standard", "seed": seed, "deadline": "1000h"},
         },
         incumbent=asked.incumbent or {},
         outcomes=("Proposed",),
@@ -224,6 +254,7 @@ def record(question: Question, engine: Record, folder: Path) -> Record:
         "noiseFloor": status.get("noiseFloor", []),
         "verdict": status.get("verdict", []),
         "gates": status.get("gates", []),
+        "proposals": status.get("proposals", {}),
         "launches": [launch(trial) for trial in trials],
     }
 
@@ -242,7 +273,15 @@ def launch(trial: Mapping[str, Any]) -> Record:
     cells = [cell for cell in status.get("cells", []) if cell["profile"]["kind"] != "equivalence"]
     told = ("void", "failed", "check", "startedAt", "endedAt")
     numbers = ("windowSeconds", "offered", "completed", "good", "outputTokens", "decodeRate")
-    more = ("drafts", "draftTokens", "acceptedTokens", "sendLagMsP99", "startedAt", "void")
+    more = (
+        "tokens",
+        "drafts",
+        "draftTokens",
+        "acceptedTokens",
+        "sendLagMsP99",
+        "startedAt",
+        "void",
+    )
     return {
         **{field: spec[field] for field in ("launch", "round", "position", "attempt", "arm")},
         **{field: status[field] for field in told if field in status},
@@ -269,6 +308,7 @@ def page(runs: Sequence[Record]) -> str:
         "Whole runs of effort Standard on real vLLM on CPU (`specschedule tune --local`), every "
         "launch a fresh process. `aa`: K=2 from a schedule against K=2, the same work under "
         "another name, where a promotion would be false. `winner`: the candidate is truly better. "
+        "`search`: nobody names one, and a screen of two launches looks for it. "
         "`make bench-real` tells the rest.",
         "",
         f"{sum(map(right, runs))} of {len(runs)} came out as they must.",
@@ -299,6 +339,13 @@ def asked_bar(run: Record) -> Record:
     return next((bar for bar in bars if bar["kind"] == "improve"), {})
 
 
+def proposed(run: Record) -> list[str]:
+    """Return what a screen proposed, the first to be tested first."""
+    found = run.get("proposals", {}).get("proposed", [])
+    rows = [f" `{json.dumps(each['schedule'])}`" if each.get("schedule") else "" for each in found]
+    return [each["name"] + row for each, row in zip(found, rows, strict=True)]
+
+
 def section(run: Record) -> list[str]:
     """Return a run's part of the page."""
     here = run["machine"]
@@ -313,6 +360,7 @@ def section(run: Record) -> list[str]:
         f"{here['cpus']} cores ({here['cpu']}), vLLM {run['versions']['vllm']}, specschedule "
         f"{run['versions']['specschedule']}; {run['startedAt']} to {run['endedAt']}.",
         "",
+        *(f"- the screen proposes {each}" for each in proposed(run)),
         *(f"- {bar['message']} ({bar['answer']})" for bar in bars),
         *(f"- gate {gate['gate']}: {gate['answer']}: {gate['message']}" for gate in open_gates),
         "",
@@ -323,12 +371,13 @@ def section(run: Record) -> list[str]:
         rates = {
             cell["profile"].get("concurrency"): f"{cell['good'] / cell['windowSeconds']:.3f}"
             for cell in each["cells"]
-            if cell["profile"]["kind"] == "hold" and "void" not in cell
+            if cell["profile"]["kind"] == "hold" and "void" not in cell and each["round"]
         }
         why = each.get("void") or each.get("failed")
         values = " | ".join("void" if why else rates.get(at, "-") for at in points)
         boot = each.get("bootSeconds") or "-"
-        lines.append(f"| {each['launch']} | {each['round']} | {each['arm']} | {values} | {boot} |")
+        arm = each["arm"] if each["round"] else f"{each['arm']}, {len(each['cells'])} windows"
+        lines.append(f"| {each['launch']} | {each['round']} | {arm} | {values} | {boot} |")
     return lines
 
 
