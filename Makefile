@@ -56,7 +56,7 @@ bench-core: setup ## Time of the schedule language and of a preflight
 	python tests/bench/bench_core.py
 
 bench-load: setup ## Accuracy and cost of the load generator
-	python tests/bench/bench_load.py
+	python tests/bench/bench_load.py --page docs/evidence/bench-load.md
 
 bench-engine: setup ## What recorder and scheduler add to an engine step
 	python tests/bench/bench_engine.py
