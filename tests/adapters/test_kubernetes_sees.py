@@ -90,7 +90,7 @@ def test_an_object_and_its_target_are_read_whole(place: Place) -> None:
     assert target.server.container == "server"
     assert target.server.max_num_seqs == 16
     assert observed.metrics.url == "http://prometheus.test:9090"
-    assert (observed.trials, observed.prompts, observed.other_run) == ([], None, None)
+    assert (observed.trials, observed.load, observed.other_run) == ([], None, None)
 
 
 def test_approval_and_retry_are_annotations(empty: Place) -> None:
@@ -124,8 +124,21 @@ def test_prompts_are_looked_at_before_any_pod(empty: Place, data: Any, reason: s
     if data is not None:
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "p"}, "data": data}
         empty.apply(body)
-    prompts = empty.observe().prompts
-    assert (prompts and prompts.reason) == reason
+    missing = empty.observe().load
+    assert (missing and missing.reason) == reason
+
+
+def test_the_volume_for_records_is_looked_for_before_any_pod(empty: Place) -> None:
+    empty.apply(serving())
+    empty.apply(wanted(load={"points": [8], "records": {"persistentVolumeClaim": "kept"}}))
+    missing = empty.observe().load
+    assert missing is not None
+    assert missing.reason == "RecordsNotFound"
+    assert f"PersistentVolumeClaim {empty.namespace}/kept does not exist" in missing.message
+    claim = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "kept"}}
+    empty.apply({**kind, "spec": claim})
+    assert empty.observe().load is None
 
 
 def test_the_first_of_two_runs_on_one_target_goes_first(place: Place) -> None:

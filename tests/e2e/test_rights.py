@@ -21,6 +21,7 @@ Right = tuple[str, str, str]
 """API group, resource with its subresource, verb."""
 
 NOT_USED = {
+    ("", "persistentvolumeclaims", "get"): "asked only where spec.load.records names one",
     ("batch", "jobs", "get"): "asked only for a load job whose name is taken already",
 }
 """Rights that the chart grants and that a scene need not use, and why they are granted."""

@@ -476,6 +476,14 @@ CASES = {
         "ProposesOnly",
         "InferenceService/chat",
     ),
+    "a server of HTTPS": (
+        spec(),
+        target(tls="--ssl-certfile"),
+        "tls",
+        "Fail",
+        "ServesTls",
+        "container server serves HTTPS (--ssl-certfile)",
+    ),
     "half a server": (
         spec(),
         target(kv_role="kv_producer"),

@@ -194,6 +194,59 @@ def test_a_job_whose_prompts_are_missing_says_so_as_an_event(engine: str) -> Non
     assert (event["event"], event["reason"]) == ("failed", "PromptsMissing")
 
 
+@pytest.mark.parametrize("name", ["aiperf-0.13.0.jsonl", "vllm-bench-serve-0.32.0.json"])
+def test_a_run_of_another_tool_is_read_as_a_cell_without_any_server(name: str) -> None:
+    file = Path(__file__).parent / "recorded" / name
+    asked = ("--read", str(file), "--profile", "-", "--slo", "ttft=500ms,tpot=40ms")
+    result = load(*asked, stdin="{kind: hold, concurrency: 4}")
+    assert result.returncode == 0, result.stderr
+    (cell,) = map(json.loads, result.stdout.splitlines())
+    assert (cell["cell"], cell["arm"]) == ("hold-1", "local")
+    assert cell["profile"] == {"kind": "hold", "concurrency": 4}
+    assert 26 <= cell["offered"] <= 31
+    assert cell["good"] == cell["completed"] == cell["offered"]
+    assert cell["tpotMs"]["p50"] > 0
+
+
+@pytest.mark.parametrize(
+    ("claim", "content", "profile", "words"),
+    [
+        ("two windows", "", "[{kind: hold, concurrency: 4}, {kind: hold, concurrency: 1}]", "one "),
+        ("no run of a known tool", "{}", "{kind: hold, concurrency: 4}", "other.json"),
+    ],
+)
+def test_what_cannot_be_read_as_a_cell_is_refused(
+    claim: str, content: str, profile: str, words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(content)
+    asked = ("--read", str(file), "--profile", "-", "--slo", "ttft=1s")
+    result = load(*asked, stdin=profile)
+    assert result.returncode == 2, claim
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_job_writes_its_records_to_its_volume(engine: str, tmp_path: Path) -> None:
+    file = tmp_path / "chat-1-v1.jsonl.gz"
+    job = {"SPECSCHEDULE_VISIT": json.dumps(plan(engine)), "SPECSCHEDULE_RECORDS": str(file)}
+    result = load(environment=job | port_variable())
+    assert result.returncode == 0, result.stderr
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [event["event"] for event in events] == ["warmed", "cell", "ended"]
+    lines = [json.loads(line) for line in gzip.decompress(file.read_bytes()).splitlines()]
+    assert sum(line["counted"] for line in lines) == events[1]["cell"]["offered"]
+
+
+def test_a_job_that_may_not_write_to_its_volume_measures_nothing(engine: str) -> None:
+    job = {"SPECSCHEDULE_VISIT": json.dumps(plan(engine)), "SPECSCHEDULE_RECORDS": "/nowhere/r"}
+    result = load(environment=job | port_variable())
+    assert result.returncode == 1
+    event = json.loads(result.stdout)
+    assert (event["event"], event["reason"]) == ("failed", "BadPlan")
+    assert "load.records: /nowhere/r: No such file" in event["message"]
+
+
 HOLD = "{kind: hold, concurrency: 1}"
 
 

@@ -70,6 +70,21 @@ def test_the_request_fixes_length_and_sampling_and_asks_for_counts() -> None:
     }
 
 
+def test_where_the_model_ends_answers_their_length_is_a_limit_but_not_where_they_are_compared() -> (
+    None
+):
+    made = visit(ignoreEos=False)
+    request = Source(made, made.windows[0], pool=POOL, model="m").request(0)
+    body = json.loads(request.body)
+    assert (body["ignore_eos"], body["max_tokens"], "min_tokens" in body) == (False, 32, False)
+    assert request.may_end_early
+    made = visit(ignoreEos=False, windows=[{"cell": "e", "profile": {"kind": "equivalence"}}])
+    request = Source(made, made.windows[0], pool=POOL, model="m").request(0)
+    body = json.loads(request.body)
+    assert (body["ignore_eos"], body["min_tokens"]) == (True, 32)
+    assert not request.may_end_early
+
+
 @given(
     st.sampled_from(["Unique", "Shared", "Warm"]),
     st.sampled_from(["completions", "chat"]),

@@ -1,10 +1,12 @@
 """A whole visit against a scripted server: what is said, what is counted, how it can end."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -211,6 +213,22 @@ def counted_places(out: StringIO, cell: str = "r1-0") -> list[int]:
     return sorted(line["index"] for line in lines if line["counted"] and line["cell"] == cell)
 
 
+def test_a_full_volume_costs_the_records_and_not_the_cells() -> None:
+    async def run() -> None:
+        async with Scripted() as server:
+            full = open("/dev/full", "w")  # noqa: SIM115
+            well, said = await carry_out(plan(server.url, HOLD, HOLD), records=full)
+            with contextlib.suppress(OSError):
+                full.close()
+        assert well
+        for cell in cells(said):
+            assert cell.void is None
+            assert cell.notes is not None
+            assert "could not be written down: No space left on device" in cell.notes[-1]
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("profile", [HOLD, {"kind": "open", "requestsPerSecond": 16}])
 def test_a_slow_server_and_a_fast_one_count_the_same_prompts(profile: dict[str, Any]) -> None:
     async def run() -> None:
@@ -341,6 +359,23 @@ def test_failing_requests_are_counted_and_do_not_become_a_hot_loop() -> None:
     asyncio.run(run())
 
 
+def test_answers_that_the_model_ends_are_measured_where_that_is_asked_for() -> None:
+    async def run() -> None:
+        def script(number: int, body: dict[str, Any]) -> Script:
+            return Script(chunks=[1] * min(body["max_tokens"], 10 + number % 11), pause=0.004)
+
+        async with Scripted(script) as server:
+            well, said = await carry_out(plan(server.url, HOLD, ignoreEos=False))
+        assert well
+        (cell,) = cells(said)
+        assert cell.failed == 0
+        assert 12 <= cell.offered <= 24, "as long as its answers are, not as they might be"
+        assert cell.output_tokens is not None
+        assert cell.output_tokens / cell.offered == pytest.approx(15, abs=4)
+
+    asyncio.run(run())
+
+
 def test_a_starved_client_voids_its_window() -> None:
     async def run() -> None:
         async def starve() -> None:
@@ -426,6 +461,34 @@ def test_an_open_window_sends_when_due_whatever_the_server_does() -> None:
             [at - planned[0] for at in planned], abs=1e-4
         )
         assert cells(said)[0].offered == 12
+
+    asyncio.run(run())
+
+
+def test_a_trace_is_replayed_with_its_times_and_lengths(tmp_path: Path) -> None:
+    async def run() -> None:
+        trace, out = tmp_path / "trace.jsonl", StringIO()
+        lengths = [(10 + 3 * n, 4 + n % 5) for n in range(12)]
+        lines = [
+            {"timestamp": 500 + 40 * n * (1 + n % 2), "input_length": i, "output_length": o}
+            for n, (i, o) in enumerate(lengths)
+        ]
+        trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        async with Scripted() as server:
+            visit = plan(server.url, {"kind": "open", "trace": str(trace)})
+            well, said = await carry_out(visit, records=out)
+        assert well
+        (cell,) = cells(said)
+        assert (cell.offered, cell.completed, cell.failed) == (12, 12, 0)
+        counted = [r for r in map(json.loads, out.getvalue().splitlines()) if r["counted"]]
+        counted.sort(key=lambda line: line["index"])
+        in_time = sorted(range(12), key=lambda n: lines[n]["timestamp"])
+        assert [line["outputTokens"] for line in counted] == [lengths[n][1] for n in in_time]
+        due = [line["scheduledAt"] - counted[0]["scheduledAt"] for line in counted]
+        planned = [(lines[n]["timestamp"] - 500) / 1000 for n in in_time]
+        assert due == pytest.approx(planned, abs=1e-4)
+        asked = [(len(body["prompt"]), body["max_tokens"]) for body in server.bodies]
+        assert set(lengths) <= set(asked)
 
     asyncio.run(run())
 

@@ -79,7 +79,7 @@ class FakeWorld:
         self.refused: list[StartVisit] = []
         self.miscount = False
         self.images: dict[str, str] = {}
-        self.prompts: Unreadable | None = None
+        self.missing: Unreadable | None = None
         self.performed: list[Any] = []
         self.announced: list[tuple[str, bool]] = []
         self.die_after: int | None = None
@@ -124,7 +124,7 @@ class FakeWorld:
                 status=self.status,
             ),
             target=self._target(),
-            prompts=self.prompts,
+            load=self.missing,
             trials=[self._trial(name) for name in sorted(self.trials)],
             serving=None if self.trials else self.serving,
             metrics=MetricsFacts(

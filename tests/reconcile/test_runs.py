@@ -345,10 +345,10 @@ def test_a_missing_target_is_waited_for_until_it_appears():
 
 def test_missing_prompts_hold_the_run_before_any_pod():
     of = world()
-    of.prompts = Unreadable(reason="PromptsNotFound", message="ConfigMap llm/p does not exist")
+    of.missing = Unreadable(reason="PromptsNotFound", message="ConfigMap llm/p does not exist")
     run(of, until=lambda w: w.status.get("reason") == "PromptsNotFound")
     assert (of.trials, of.status.get("outcome")) == ({}, None)
-    of.prompts = None
+    of.missing = None
     assert run(of)["outcome"] == "Promoted"
 
 

@@ -544,6 +544,23 @@ FACTS = {
         {"max_model_len": 8000, "max_num_batched_tokens": 8192},
     ),
     "automatic length": (vllm("--max-model-len", "auto"), {"max_model_len": None}),
+    "a certificate": (
+        vllm("--ssl-keyfile", "/tls/key", "--ssl-certfile=/tls/crt"),
+        {"tls": "--ssl-certfile"},
+    ),
+    "no certificate": (vllm(), {"tls": None}),
+    "a probe by HTTPS of the port by its name": (
+        {
+            **vllm("--port", "9"),
+            "ports": [{"name": "api", "containerPort": 9}],
+            "readinessProbe": {"httpGet": {"port": "api", "path": "/health", "scheme": "HTTPS"}},
+        },
+        {"tls": "readinessProbe.httpGet.scheme"},
+    ),
+    "a probe by HTTPS of another port": (
+        {**vllm(), "livenessProbe": {"httpGet": {"port": 9443, "scheme": "HTTPS"}}},
+        {"tls": None},
+    ),
     "switches": (
         vllm("--enforce-eager", "--no-async-scheduling", "--enable-lora"),
         {"enforce_eager": True, "async_scheduling": False, "enable_lora": True},
@@ -614,6 +631,13 @@ def test_what_vllm_refuses_in_a_speculative_config_is_told():
         'method "m" is not one of vLLM 0.32',
     ]
     assert read_container(vllm("--speculative-config", NEW)).refused == []
+
+
+def test_a_certificate_in_the_config_file_is_seen():
+    facts = read_container(
+        vllm("--config", "/etc/vllm.yaml"), config_files={"/etc/vllm.yaml": "ssl-certfile: /crt\n"}
+    )
+    assert facts.tls == "--ssl-certfile"
 
 
 CONFIG = {"/etc/vllm.yaml": "port: 9000\ndata_parallel_size: 2\nenforce-eager: true\n"}

@@ -46,6 +46,7 @@ def job(**options: Any) -> Any:
         "image": "specschedule:1",
         "pull_policy": "Never",
         "prompts": None,
+        "records": None,
         "api_key": None,
         "priority_class": None,
         "deadline_seconds": 600,
@@ -238,6 +239,25 @@ def test_prompts_are_mounted_and_the_key_is_passed_by_reference() -> None:
     assert environment["SPECSCHEDULE_API_KEY"]["valueFrom"] == {
         "secretKeyRef": {"name": "key", "key": "apiKey"}
     }
+
+
+def test_records_go_to_a_file_of_their_own_on_the_volume() -> None:
+    first, second = (job(records="kept", visit=visit(visit=number)) for number in (1, 2))
+    files = []
+    for made in (first, second):
+        inner = made["spec"]["template"]["spec"]
+        assert inner["volumes"] == [
+            {"name": "records", "persistentVolumeClaim": {"claimName": "kept"}}
+        ]
+        (load,) = inner["containers"]
+        assert load["volumeMounts"] == [{"name": "records", "mountPath": "/records"}]
+        # What is not root may write there only as the volume's group.
+        assert inner["securityContext"]["fsGroup"] == inner["securityContext"]["runAsUser"]
+        environment = {each["name"]: each["value"] for each in load["env"]}
+        files.append(environment["SPECSCHEDULE_RECORDS"])
+        assert files[-1] == f"/records/{made['metadata']['name']}.jsonl.gz"
+    assert files[0] != files[1]
+    assert "SPECSCHEDULE_RECORDS" not in str(job())
 
 
 def test_load_pods_are_scraped_and_found_by_our_labels_only() -> None:

@@ -28,6 +28,7 @@ REASONS: dict[str, str] = {
     "TargetBusy": "Another SpecSchedule runs on the same target and came first.",
     "TargetNotFound": "The target does not exist.",
     "PromptsNotFound": "The ConfigMap of spec.load.prompts does not exist.",
+    "RecordsNotFound": "The PersistentVolumeClaim of spec.load.records does not exist.",
     "PromptsEmpty": "The ConfigMap of spec.load.prompts holds no prompts.",
     # The target cannot be read or edited exactly.
     "InvalidRetry": "The annotation specschedule.dev/retry is no count.",
@@ -67,6 +68,7 @@ REASONS: dict[str, str] = {
     "TokenBudget": "The token budget of an engine step is too small for the schedule.",
     "ControlledByAnother": "Another controller owns the target and would undo a change.",
     "PrefillDecodeSplit": "The target is one half of a prefill/decode split.",
+    "ServesTls": "The target's pods serve HTTPS; trial pods are measured over HTTP only.",
     "RegistersItself": "A clone of the target would register itself for production traffic.",
     "RolloutDeadlock": "A rollout of the target could never finish.",
     "BeyondModelLength": "spec.load asks for more tokens than the model's longest context.",

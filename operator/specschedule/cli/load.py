@@ -47,7 +47,12 @@ prompts_option = click.option(
     "standard input.",
 )
 @click.option("--slo", metavar="LIMITS", help="Such as ttft=500ms,tpot=40ms.")
-@click.option("--out", type=click.Path(path_type=Path), help="Per-request records, JSONL or .gz.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    envvar="SPECSCHEDULE_RECORDS",
+    help="Per-request records, JSONL or .gz.",
+)
 @prompts_option
 @click.option(
     "--read",
@@ -218,12 +223,27 @@ def _carry_out(visit: Visit, prompts: Path | None, out: Path | None, *, events: 
         say(VisitFailed(reason="PromptsMissing", message=str(error)))
         return 1
     with contextlib.ExitStack() as stack:
-        try:
-            records = stack.enter_context(open_records(out)) if out is not None else None
-        except OSError as error:
-            raise BadInput(f"{out}: {error.strerror}") from error
+        records = None
+        if out is not None:
+            try:
+                records = open_records(out)
+            except OSError as error:
+                if not events:
+                    raise BadInput(f"{out}: {error.strerror}") from error
+                why = f"load.records: {out}: {error.strerror}; user {os.getuid()} must be able to"
+                say(VisitFailed(reason="BadPlan", message=f"{why} write to the volume"))
+                return 1
+            stack.callback(_close, records)
         port = int(os.environ.get("SPECSCHEDULE_METRICS_PORT", DEFAULT_PORT)) if events else None
         return asyncio.run(run_visit(visit, pool, say, port=port, records=records))
+
+
+def _close(records: TextIO) -> None:
+    """End the records; what is lost with them takes nothing from the cells."""
+    try:
+        records.close()
+    except OSError as error:
+        logging.getLogger(__name__).warning("the records are cut off: %s", error.strerror)
 
 
 async def run_visit(

@@ -50,13 +50,14 @@ GATES = frozenset(
         "speculative",
         "start",
         "target",
+        "tls",
         "tokenBudget",
         "tokenSource",
     ]
 )
 """Names of all gates."""
 
-MUST_HOLD = frozenset({"arguments", "dataParallel", "engine", "overrides", "schedule"})
+MUST_HOLD = frozenset({"arguments", "dataParallel", "engine", "overrides", "schedule", "tls"})
 """Gates that nobody can take responsibility for: what is behind them cannot work at all."""
 
 

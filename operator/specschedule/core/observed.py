@@ -227,8 +227,8 @@ class Observed(Value):
     """Launches of this object, of every run."""
     metrics: MetricsFacts
     """Prometheus."""
-    prompts: Unreadable | None = None
-    """Why the prompts that the spec names cannot be sent; None when they can."""
+    load: Unreadable | None = None
+    """Which prompts or volume of spec.load is not there; None when all is."""
     serving: ServingRegime | None = None
     """What the serving pods do, while a run begins; None where Prometheus does not tell."""
     probes: bool = True

@@ -113,6 +113,7 @@ def before_pods(
         _token_budget(spec, server),
         _second_source(server),
         _owner(spec, target),
+        _tls(server),
         _kv_role(server),
         _registration(server),
         _can_roll(spec, target),
@@ -396,6 +397,18 @@ def _owner(spec: Spec, target: TargetFacts) -> Gate:
         "ControlledByAnother",
         f"{target.owner} owns the target and would undo any change; set spec.mode: Propose and "
         f"change {target.owner} yourself",
+    )
+
+
+def _tls(server: ServerFacts) -> Gate:
+    if server.tls is None:
+        return passes("tls", "trial pods will be spoken to over HTTP, as the target serves")
+    return fails(
+        "tls",
+        "ServesTls",
+        f"container {server.container} serves HTTPS ({server.tls}): a trial pod is reached by its "
+        "address, which no certificate names, so load and receipts could not trust it; serve HTTP "
+        "in the pod and end TLS before it, in a sidecar or a gateway",
     )
 
 

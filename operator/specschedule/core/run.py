@@ -136,8 +136,8 @@ class Run:
                 f"SpecSchedule {self.observed.other_run} is running on the same target and came "
                 "first; this one waits",
             )
-        if self.observed.prompts is not None:
-            missing = self.observed.prompts
+        if self.observed.load is not None:
+            missing = self.observed.load
             return self._hold_or_expire("Preflight", missing.reason, missing.message)
         server = target.server
         try:

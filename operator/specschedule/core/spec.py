@@ -154,6 +154,14 @@ class ConfigMapReference(Value):
     (plain text or JSON strings)."""
 
 
+class ClaimReference(Value):
+    """A volume to write to."""
+
+    persistent_volume_claim: Annotated[str, Field(min_length=1)]
+    """Name of a PersistentVolumeClaim in the namespace of this object. ReadWriteMany where
+    experiment.parallelism is more than 1, as each load job mounts it."""
+
+
 class Sampling(Value):
     """Sampling parameters, equal in all arms."""
 
@@ -193,6 +201,9 @@ class Load(Value):
     """Length of synthetic prompts, in tokens."""
     output_tokens: Annotated[int, Field(ge=2, le=MAX_TOKENS)] = 128
     """Output length of every request, in tokens."""
+    ignore_eos: bool = True
+    """Whether every answer goes on to outputTokens, so that windows hold the same work in every
+    arm. If not, outputTokens is a limit, and answers end where the model ends them."""
     requests: Annotated[int, Field(ge=20, le=100_000)] = 20
     """Finished requests that a window needs at least; windows are set by work, not by time."""
     sampling: Sampling = Sampling()
@@ -206,6 +217,9 @@ class Load(Value):
     """API key of the server, where it wants one."""
     max_send_lag: Limit = 0.005
     """A window whose sends lag more than this at the 99th percentile is void."""
+    records: ClaimReference | None = None
+    """Where to write what became of every request: one file of JSON lines, compressed, per load
+    job. Not written when left out."""
 
     @property
     def request_tokens(self) -> int | None:

@@ -23,6 +23,8 @@ class ServerFacts(Value):
     """Model served."""
     port: int = 8000
     """Port of the OpenAI API."""
+    tls: str | None = None
+    """What shows that this port speaks TLS, such as --ssl-certfile; None when nothing does."""
     max_num_seqs: int = 256
     """Largest batch size."""
     max_num_seqs_given: bool = False

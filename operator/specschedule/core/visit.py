@@ -122,6 +122,8 @@ class Visit(Value):
     """Length of synthetic prompts."""
     output_tokens: int = 128
     """Output length of every request."""
+    ignore_eos: bool = True
+    """Whether answers go on to that length; else it is a limit."""
     sampling: Sampling = Field(default_factory=Sampling)
     """Sampling parameters."""
     prefix_cache: Literal["Unique", "Shared", "Warm"] = "Unique"
@@ -147,6 +149,7 @@ def as_asked(slo: Slo, load: Load) -> dict[str, Any]:
         "slo": slo,
         "prompt_tokens": load.prompt_tokens,
         "output_tokens": load.output_tokens,
+        "ignore_eos": load.ignore_eos,
         "sampling": load.sampling,
         "prefix_cache": load.prefix_cache,
         "endpoint": load.endpoint,

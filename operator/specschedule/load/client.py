@@ -230,8 +230,10 @@ class Stream:
         record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         if self._keep_answer:
             record.text, record.token_ids = "".join(self._texts), self._ids or None
-        if self._seen != record.request.output_tokens:
-            record.error = f"{self._seen} tokens instead of {record.request.output_tokens}"
+        asked = record.request
+        early = asked.may_end_early and 0 < self._seen < asked.output_tokens
+        if self._seen != asked.output_tokens and not early:
+            record.error = f"{self._seen} tokens instead of {asked.output_tokens}"
             record.kind = "length"
 
 

@@ -84,7 +84,7 @@ class Closed:
         if self._to_end is None:
             if not self._ready(ended):
                 return
-            self._gap = self._source.output_tokens / self._measurement.throughput.rate(ended)
+            self._gap = self._tokens() / self._measurement.throughput.rate(ended)
             self._to_end = self._streams.target
             self._streams.begin()
         self._to_end -= 1
@@ -121,6 +121,11 @@ class Closed:
             return False
         self._steady = throughput.steady(now) and self._streams.as_planned
         return self._steady or (elapsed > settling.longest and throughput.rate(now) > 0)
+
+    def _tokens(self) -> float:
+        """Return the mean length of answers: shorter than asked for where the model ends them."""
+        whole = [r.tokens for r in self._measurement.records if r.error is None and not r.partial]
+        return sum(whole) / len(whole) if whole else self._source.output_tokens
 
     def _open(self) -> None:
         measurement, now = self._measurement, self._clock()

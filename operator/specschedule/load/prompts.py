@@ -145,11 +145,12 @@ class Source:
         self._lines = self._arrange(pool) if pool else None
         self._shared = self._words("shared", max(64, visit.prompt_tokens // 2))
         self._shared_ids = self._ids("shared", max(1, visit.prompt_tokens // 2))
+        self._whole = visit.ignore_eos or window.profile.kind == "equivalence"
         self._common: dict[str, Any] = {
             "model": model,
             "temperature": visit.sampling.temperature,
             "top_p": visit.sampling.top_p,
-            "ignore_eos": True,
+            "ignore_eos": self._whole,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
@@ -185,12 +186,14 @@ class Source:
         """
         length = output_tokens or self._visit.output_tokens
         category, prompt = self._prompt(index, prompt_tokens)
-        body = self._common | {"max_tokens": length, "min_tokens": length}
+        body = self._common | {"max_tokens": length}
+        if self._whole:
+            body["min_tokens"] = length
         if self._visit.endpoint == "chat":
             body["messages"] = [{"role": "user", "content": prompt}]
         else:
             body["prompt"] = prompt
-        return Prepared(index, category, json.dumps(body).encode(), length)
+        return Prepared(index, category, json.dumps(body).encode(), length, not self._whole)
 
     @property
     def output_tokens(self) -> int:

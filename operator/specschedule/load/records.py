@@ -30,6 +30,8 @@ class Prepared:
     """JSON body."""
     output_tokens: int
     """Tokens the answer must have."""
+    may_end_early: bool = False
+    """Whether it may have fewer."""
 
 
 @dataclass(slots=True)

@@ -87,6 +87,8 @@ class VisitRun:
         self._probe = probe.Page(screen.page) if screen is not None and screen.page else None
         self._switches = screen is not None and screen.secret is not None
         self._in_force = True
+        self._lost: str | None = None
+        """Why records are no longer written."""
         self._cells: list[Cell] = []
         self._clock = asyncio.get_running_loop().time
         self._measurement: Measurement | None = None
@@ -317,12 +319,21 @@ class VisitRun:
             self._say(Warmed(seconds=round(seconds, 3), steady=steady))
 
     def _close(self, measurement: Measurement, cell: Cell) -> None:
-        """Say a cell and write its requests down."""
+        """Write the requests of a cell down, and say it."""
         self._measurement = None
+        if self._records is not None and self._lost is None:
+            try:
+                self._write(measurement, cell, self._records)
+            except OSError as error:
+                self._lost = f"its requests could not be written down: {error.strerror}"
+                log.warning("%s: %s", cell.cell, self._lost)
+        if self._lost is not None:
+            cell = cell.model_copy(update={"notes": [*(cell.notes or []), self._lost]})
         self._cells.append(cell)
         self._say(CellClosed(cell=cell))
-        if self._records is None:
-            return
+
+    def _write(self, measurement: Measurement, cell: Cell, records: TextIO) -> None:
+        """Write down what became of the requests that ended while a window was measured."""
         counted = {id(record) for record in measurement.meter.counted}
         epoch = time.time() - self._clock()
         for record in measurement.records:
@@ -333,8 +344,8 @@ class VisitRun:
                 counted=id(record) in counted,
                 epoch=epoch,
             )
-            self._records.write(json.dumps(line, separators=(",", ":")) + "\n")
-        self._records.flush()
+            records.write(json.dumps(line, separators=(",", ":")) + "\n")
+        records.flush()
 
     def _tokens(self, now: float, count: int) -> None:
         self._last_token = now

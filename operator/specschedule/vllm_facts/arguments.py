@@ -152,11 +152,14 @@ def _facts(
     role = kv_transfer.get("kv_role")
     field = _edited_field(launch)
     speculative = speculative_of(flags)
+    port = number("--port", 8000)
+    by_argument = (name for name in ("--ssl-certfile", "--ssl-keyfile") if name in last)
     return ServerFacts(
         container=str(container.get("name") or ""),
         image=str(container.get("image") or "") or None,
         model=_model(launch, flags),
-        port=number("--port", 8000),
+        port=port,
+        tls=next(by_argument, None) or _probed_by_https(container, port),
         max_num_seqs=number("--max-num-seqs", 256),
         max_num_seqs_given="--max-num-seqs" in last,
         max_model_len=None
@@ -187,6 +190,20 @@ def _facts(
         unread=sorted(launch.unread),
         notes=notes,
     )
+
+
+def _probed_by_https(container: Mapping[str, Any], port: int) -> str | None:
+    """Return the probe that asks a port by HTTPS: TLS may be set up where no argument shows it."""
+    named = {
+        str(mapping(each).get("name")): mapping(each).get("containerPort")
+        for each in items(container.get("ports"))
+    }
+    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+        asked = mapping(mapping(container.get(probe)).get("httpGet"))
+        at = str(asked.get("port"))
+        if asked.get("scheme") == "HTTPS" and str(named.get(at, at)) == str(port):
+            return f"{probe}.httpGet.scheme"
+    return None
 
 
 def _edited_field(launch: Launch) -> Field:

@@ -21,6 +21,8 @@ from specschedule.wire.delivery import Delivery, deliver
 
 LOAD_PORT = 9100
 """Port of the load process's own counters."""
+LOAD_USER = 65532
+"""User and group of the load process; a volume for its records must let it write."""
 TRIAL_GRACE_SECONDS = 10
 LOAD_GRACE_SECONDS = 5
 
@@ -168,6 +170,7 @@ def visit_job(
     image: str,
     pull_policy: str,
     prompts: str | None,
+    records: str | None,
     api_key: SecretKeyReference | None,
     priority_class: str | None,
     deadline_seconds: int,
@@ -180,6 +183,8 @@ def visit_job(
         image: Image of the load process.
         pull_policy: Its imagePullPolicy.
         prompts: Name of the ConfigMap with the prompts; None for synthetic ones.
+        records: Name of the PersistentVolumeClaim for what became of every request; None to write
+            nothing.
         api_key: Where the kubelet finds the server's API key; the operator never reads it.
         priority_class: Priority class of the pod; None leaves the default.
         deadline_seconds: The Job fails after this long.
@@ -194,6 +199,12 @@ def visit_job(
         environment.append({"name": "SPECSCHEDULE_PROMPTS", "value": "/prompts"})
         volumes.append({"name": "prompts", "configMap": {"name": prompts}})
         mounts.append({"name": "prompts", "mountPath": "/prompts", "readOnly": True})
+    name = names.job_name(trial["metadata"]["name"], visit.visit)
+    if records is not None:
+        file = {"name": "SPECSCHEDULE_RECORDS", "value": f"/records/{name}.jsonl.gz"}
+        environment.append(file)
+        volumes.append({"name": "records", "persistentVolumeClaim": {"claimName": records}})
+        mounts.append({"name": "records", "mountPath": "/records"})
     if api_key is not None:
         reference = {"secretKeyRef": {"name": api_key.name, "key": api_key.key}}
         environment.append({"name": "SPECSCHEDULE_API_KEY", "valueFrom": reference})
@@ -204,7 +215,8 @@ def visit_job(
         "terminationGracePeriodSeconds": LOAD_GRACE_SECONDS,
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": 65532,
+            "runAsUser": LOAD_USER,
+            "fsGroup": LOAD_USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [
@@ -233,7 +245,6 @@ def visit_job(
     }
     if priority_class:
         pod["priorityClassName"] = priority_class
-    name = names.job_name(trial["metadata"]["name"], visit.visit)
     metadata = _child_metadata(trial, name, "load", {})
     metadata["labels"][names.VISIT] = str(visit.visit)
     return {

@@ -39,6 +39,7 @@ _ROOTS = {
     "configmaps": "/api/v1",
     "events": "/api/v1",
     "nodes": "/api/v1",
+    "persistentvolumeclaims": "/api/v1",
     "pods": "/api/v1",
     "services": "/api/v1",
     "deployments": "/apis/apps/v1",

@@ -27,7 +27,7 @@ from specschedule.core.observed import (
     TrialStatus,
     VisitFacts,
 )
-from specschedule.core.spec import Spec, run_id
+from specschedule.core.spec import Load, Spec, run_id
 from specschedule.core.target import TargetFacts, Unreadable
 from specschedule.ports import Key, Metrics, Unavailable
 from specschedule.vllm_facts.failures import last_words
@@ -92,7 +92,7 @@ class Observer:
             trials=trials,
             metrics=metrics,
             serving=serving,
-            prompts=self._prompts(key.namespace, spec) if spec else None,
+            load=self._load(key.namespace, spec.load) if spec else None,
             other_run=ahead(schedules, mine),
         )
 
@@ -150,10 +150,21 @@ class Observer:
                 found[name] = config_map.get("data") or {}
         return found
 
-    def _prompts(self, namespace: str, spec: Spec) -> Unreadable | None:
-        if spec.load.prompts is None:
+    def _load(self, namespace: str, load: Load) -> Unreadable | None:
+        """Say what the load jobs would wait for in vain."""
+        missing = self._prompts(namespace, load.prompts.config_map) if load.prompts else None
+        if missing is not None or load.records is None:
+            return missing
+        name = load.records.persistent_volume_claim
+        if self._api.get("persistentvolumeclaims", namespace, name) is not None:
             return None
-        name = spec.load.prompts.config_map
+        return Unreadable(
+            reason="RecordsNotFound",
+            message=f"PersistentVolumeClaim {namespace}/{name} does not exist: create it, or leave "
+            "spec.load.records out",
+        )
+
+    def _prompts(self, namespace: str, name: str) -> Unreadable | None:
         config_map = self._api.get("configmaps", namespace, name)
         if config_map is None:
             return Unreadable(

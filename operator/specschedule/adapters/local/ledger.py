@@ -3,6 +3,7 @@
     schedule.json   the question, the command that serves, and the status
     trials/         one SpecTrial per launch: the ledger
     logs/           what servers and load processes wrote
+    records/        what became of every request, where spec.load.records is given
     processes/      what may be alive
     plugins/        what runs inside the engine
     trials.yaml     all SpecTrials, for ``specschedule judge``

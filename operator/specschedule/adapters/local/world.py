@@ -292,6 +292,10 @@ class LocalWorld:
         if self._prompts is not None:
             variables["SPECSCHEDULE_PROMPTS"] = str(self._prompts)
         visited = f"{name}-v{visit.visit}"
+        if self._ledger.spec.load.records is not None:
+            folder = self._ledger.folder / "records"
+            folder.mkdir(exist_ok=True)
+            variables["SPECSCHEDULE_RECORDS"] = str((folder / f"{visited}.jsonl.gz").resolve())
         process = processes.start(
             self._records,
             visited,
