@@ -80,6 +80,19 @@ def test_a_wider_noise_floor_makes_more_ks_alike(run):
     assert sum(len(c["near"]) for c in wide) > sum(len(c["near"]) for c in narrow)
 
 
+def test_load_points_weigh_by_the_time_that_is_told(run):
+    def answer(*options):
+        found = json.loads(run(CELLS, *options, "-o", "json").stdout)
+        static = next(c for c in found["candidates"] if c["kind"] == "static")
+        return found["notes"][0], static["maxTokens"]
+
+    said, alone = answer("--time-at", "1=70%")
+    assert said == "load points weigh by --time-at: 1: 70%, 16: 10%, 32: 10%, 64: 10%"
+    _, crowded = answer("--time-at", "64=100%")
+    assert alone > crowded
+    assert "weigh alike" in answer()[0]
+
+
 BAD = {
     "no JSON": ({"text": "cells"}, "not JSON"),
     "no list": ({"text": "7"}, "must hold a list"),
@@ -107,6 +120,11 @@ def test_bad_input_is_one_line_and_exit_2(run, given, message):
     [
         (("--noise-floor", "3"), "--noise-floor"),
         (("--noise-floor", "100%"), "--noise-floor"),
+        (("--time-at", "16"), "--time-at"),
+        (("--time-at", "16=half"), "--time-at"),
+        (("--time-at", "7=50%"), "load points 1, 16, 32, 64"),
+        (("--time-at", "1=50%", "--time-at", "1=20%"), "once at most"),
+        (("--time-at", "1=70%", "--time-at", "16=40%"), "add up to 110%"),
         (("--graph-sizes", "1,x"), "--graph-sizes"),
         (("--graph-sizes", "0,4"), "--graph-sizes"),
         (("--cells", "nowhere.json"), "nowhere.json"),
