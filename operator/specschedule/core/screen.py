@@ -49,8 +49,9 @@ WINDOW_LENGTH_SD = 0.015
 """Standard deviation of the logarithm of a window's acceptance length."""
 HOLDS_NONE = "the server cannot hold any of the load points"
 """Why nothing is measured where not even the seeds fit."""
-AGAIN = 2
-"""Seeds that are measured a second time before anything is chosen: what differs then is noise."""
+AGAIN = 1
+"""Seeds that are measured a second time before anything is chosen: what differs then is noise. A
+second one would cost a small budget more than it tells."""
 TRIES = 3
 """Windows of one setting that may fail to count before it is given up."""
 
