@@ -4,10 +4,11 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 BOOT_SECONDS = 300.0
@@ -15,6 +16,11 @@ BOOT_SECONDS = 300.0
 END_SECONDS = 20.0
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def end_with_servers() -> None:
+    """Let a program that is asked to end (SIGTERM) leave its blocks, and so end its servers."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def free_port() -> int:
@@ -39,6 +45,15 @@ def booted(
     Raises:
         AssertionError: It ended or was not healthy in time; the text tells its last words.
     """
+    with running(command, port, log, variables):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def running(
+    command: Sequence[str], port: int, log: Path, variables: Mapping[str, str]
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Do the same, and yield the process, which leads a group with its children in it."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,
@@ -49,16 +64,16 @@ def booted(
             start_new_session=True,
         )
     try:
-        url = f"http://127.0.0.1:{port}"
-        _wait(url, process, log)
-        yield url
+        _wait(f"http://127.0.0.1:{port}", process, log)
+        yield process
     finally:
         process.terminate()
         try:
             process.wait(timeout=END_SECONDS)
         finally:
             # Its children too, which may outlive it.
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,29 @@ def machine() -> dict[str, Any]:
             model = line.partition(":")[2].strip()
             break
     return {"cpus": os.cpu_count(), "cpu": model, "system": f"Linux {platform.machine()}"}
+
+
+def commit() -> str:
+    """Return the commit of this repository."""
+    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.check_output(words, cwd=ROOT, text=True).strip()
+
+
+def heading(command: str, vllm: str) -> list[str]:
+    """Return a page's first lines: the command that wrote it, when, where and of what.
+
+    Args:
+        command: As a person types it.
+        vllm: Version of the engine.
+    """
+    here = machine()
+    return [
+        f"# {command}",
+        "",
+        f"Written by that command on {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}; {here['cpus']} cores "
+        f"({here['cpu']}), vLLM {vllm}, specschedule {commit()}.",
+        "",
+    ]
 
 
 def kubernetes_version(stage: Stage) -> str:

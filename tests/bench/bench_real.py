@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
 from hack.demo import vllm  # noqa: E402
-from hack.demo.evidence import machine, portable  # noqa: E402
+from hack.demo.evidence import commit, machine, portable  # noqa: E402
 
 from specschedule.core.budget import ROUNDS  # noqa: E402
 from specschedule.core.spec import Effort  # noqa: E402
@@ -292,12 +292,6 @@ def launch(trial: Mapping[str, Any]) -> Record:
             for c in cells
         ],
     }
-
-
-def commit() -> str:
-    """Return the commit of this repository."""
-    words = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.check_output(words, cwd=ROOT, text=True).strip()
 
 
 def page(runs: Sequence[Record]) -> str:

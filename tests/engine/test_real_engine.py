@@ -12,10 +12,8 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,76 +25,24 @@ from specschedule.core.schedule import effective
 from specschedule.engine import deliver, selftest, settings
 from specschedule.vllm_facts.logs import scheduler_finding
 
-from ..booted import booted, free_port
+from ..booted import free_port
+from ..instrumented import (
+    BY_CONTEXT,
+    EVERY_K,
+    LIMITS,
+    Booted,
+    decoding,
+    prompt,
+    serving,
+    undrafted,
+    unplanned,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).resolve().parents[2]
 SCHEDULED = Path(__file__).with_name("scheduled.py")
 SWITCHED = Path(__file__).with_name("switched.py")
-EVERY_K = [[1, 4, 4], [5, 8, 3], [9, 12, 2], [13, 14, 1], [15, 16, 0]]
-LIMITS = {"max_tokens": 4, "max_num_seqs": 16}
 SECRET = "only-this-launch"
-
-
-@dataclass(frozen=True)
-class Booted:
-    """A server, with where each part of ours answers."""
-
-    port: int
-    ports: Mapping[str, int]
-
-    def page(self, name: str) -> str:
-        return f"http://127.0.0.1:{self.ports[name]}"
-
-    def complete(self, prompt: Sequence[int], tokens: int, **xargs: str) -> None:
-        body = {"model": "pair", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0}
-        body |= {"ignore_eos": True} | ({"vllm_xargs": xargs} if xargs else {})
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        answer = connection.getresponse()
-        said = json.loads(answer.read())
-        connection.close()
-        assert answer.status == 200, said
-        assert said["usage"]["completion_tokens"] == tokens
-
-    def metrics(self) -> dict[str, float]:
-        """Every counter and gauge, summed over its series."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-        connection.close()
-        found: dict[str, float] = {}
-        for name, value in re.findall(r"^([a-z_:]+)(?:{.*})? (\S+)$", text, re.MULTILINE):
-            found[name] = found.get(name, 0.0) + float(value)
-        return found
-
-
-def prompt(tokens: int, first: int = 1) -> list[int]:
-    return [5 + (first + 7 * at) % 200 for at in range(tokens)]
-
-
-@contextmanager
-def serving(
-    engine: dict[str, Any], folder: Path, arguments: list[str], variables: dict[str, str]
-) -> Iterator[Booted]:
-    deliver.deliver(folder / "plugins")
-    names = (settings.RECORDER_PORT, settings.SCHEDULER_PORT, settings.FINGERPRINT_PORT)
-    ports = {name: free_port() for name in names}
-    port = free_port()
-    speculative = {
-        "method": "draft_model",
-        "model": engine["drafter"],
-        "num_speculative_tokens": 4,
-        "num_speculative_tokens_per_batch_size": EVERY_K,
-    }
-    command = [sys.executable, "hack/vllm", "serve", "--port", str(port), "--"]
-    command += ["--speculative-config", json.dumps(speculative), *arguments]
-    variables = {name: str(value) for name, value in ports.items()} | variables
-    variables["PYTHONPATH"] = str(folder / "plugins")
-    with booted(command, port, folder / "log", variables):
-        yield Booted(port, ports)
 
 
 @pytest.fixture(scope="module")
@@ -159,13 +105,11 @@ def test_k_per_step_is_the_plan_while_the_batch_changes(
         for each in work:
             each.result()
     lines = selftest.steps(page, before)
-    table = effective(rows, **LIMITS)
     assert {line["window"] for line in lines} == {"plan"}
-    assert [line["tokens"] for line in lines] == [table.tokens(each["batchSize"]) for each in lines]
+    assert unplanned(lines, effective(rows, **LIMITS)) == []
     assert {line["tokens"] for line in lines} == {0, 1, 2, 4}
-    decoding = [(a, b) for a, b in pairwise(lines) if b["decodes"]]
-    assert len(decoding) > 20
-    assert all(b["verified"] == a["tokens"] for a, b in decoding), "drafted as planned before it"
+    assert len(decoding(lines)) > 20
+    assert undrafted(lines) == [], "drafted as planned before it"
     shapes = [(line["batchSize"], line["targetTokens"]) for line in lines if "firstOfShape" in line]
     assert len(shapes) == len(set(shapes)) > 3
     assert selftest.facts(page)["finding"] is None
@@ -281,9 +225,6 @@ def test_a_scheduler_that_does_not_fit_the_server_names_the_one_that_does(
     assert "--scheduler-cls specschedule.engine.context.AsyncContextScheduler" in said
 
 
-BY_CONTEXT = [[1, 1, 1, 128, 1], [1, 1, 129, 1024, 4], [2, 16, 1, 128, 0], [2, 16, 129, 1024, 2]]
-
-
 @pytest.fixture(scope="module")
 def by_context(
     engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
@@ -311,18 +252,13 @@ def test_five_number_rows_run_at_every_step_of_the_real_engine(
 ) -> None:
     page = by_context.page(settings.SCHEDULER_PORT)
     before, counted = selftest.facts(page)["next"], by_context.metrics()
-    with ThreadPoolExecutor(len(lengths)) as pool:
-        work = [pool.submit(by_context.complete, prompt(n, n), 40) for n in lengths]
-        for each in work:
-            each.result()
+    by_context.together([prompt(n, n) for n in lengths], 40)
     lines, after = selftest.steps(page, before), by_context.metrics()
     table = effective(BY_CONTEXT, **LIMITS)
-    for line in lines:
-        assert line["tokens"] == table.tokens(line["batchSize"], line["context"]), line
+    assert unplanned(lines, table) == []
     assert {line["tokens"] for line in lines if line["decodes"]} <= planned, why
-    decoding = [(a, b) for a, b in pairwise(lines) if b["decodes"]]
-    assert len(decoding) >= 8
-    assert all(b["verified"] == a["tokens"] for a, b in decoding)
+    assert len(decoding(lines)) >= 8
+    assert undrafted(lines) == []
     if len(lengths) == 1:
         # The engine's own counters, which know nothing of our table.
         name = "vllm:spec_decode_num_draft"
@@ -415,12 +351,12 @@ def test_with_two_steps_in_flight_every_step_follows_the_table_too(
     table = effective(BY_CONTEXT, **LIMITS)
     last: dict[str, int] = {}
     for line in lines:
-        decoding = [computed for computed, prompt in line["before"].values() if computed >= prompt]
-        pool = decoding or [computed for computed, _ in line["before"].values()]
+        past = [computed for computed, length in line["before"].values() if computed >= length]
+        pool = past or [computed for computed, _ in line["before"].values()]
         planned = table.tokens(len(line["before"]), sum(pool) // len(pool))
         assert line["tokens"] == planned, line
-        for name, (computed, prompt) in line["before"].items():
-            assert line["drafts"][name] == (last[name] if computed >= prompt else 0), line
+        for name, (computed, length) in line["before"].items():
+            assert line["drafts"][name] == (last[name] if computed >= length else 0), line
         last |= dict.fromkeys(line["before"], planned)
     assert {line["tokens"] for line in lines} == {0, 2, 4}
     assert end["proof"]["finding"] is None
