@@ -169,6 +169,33 @@ def test_an_engine_killed_under_way_costs_the_open_window_and_no_other(tmp_path:
     assert len({cell["cell"] for cell in cells}) == len(cells)
 
 
+@pytest.mark.parametrize("recovers", [True, False], ids=["recovers", "is-replaced"])
+def test_an_engine_that_hangs_under_way_costs_the_open_window_and_no_other(
+    tmp_path: Path, recovers: bool
+) -> None:
+    bench = Bench(tmp_path)
+    with bench.probe() as engine:
+        command = bench.screen("--request-timeout", "3s")
+        bench.wait_for(2)
+        engine.send_signal(signal.SIGSTOP)
+        before = [cell for cell in bench.kept() if "void" not in cell]
+        assert command.stderr is not None
+        assert any("waiting for the server" in line for line in iter(command.stderr.readline, ""))
+        if recovers:
+            engine.send_signal(signal.SIGCONT)
+            _, told = command.communicate(timeout=120)
+    if not recovers:
+        with bench.probe():
+            _, told = command.communicate(timeout=120)
+    assert command.returncode == 0, told
+    cells = bench.kept()
+    counted = [cell for cell in cells if "void" not in cell]
+    assert counted[: len(before)] == before
+    assert len(cells) - len(counted) <= 1
+    assert {cell["tokens"] for cell in counted} == {0, 1, 2}
+    assert len({cell["cell"] for cell in cells}) == len(cells)
+
+
 def test_a_command_stopped_and_started_again_goes_on_where_it_was(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     with bench.probe():
@@ -240,6 +267,7 @@ def test_a_page_that_is_no_probe_s_is_named(tmp_path: Path) -> None:
     ("options", "changed", "words"),
     [
         ((), {SECRET: ""}, "SPECSCHEDULE_PROBE_SECRET is not set"),
+        (("--request-timeout", "0"), {}, "--request-timeout"),
         (("--none", "--tokens", "2"), {}, "--tokens"),
         (("--patience", "soon"), {}, "--patience"),
     ],

@@ -66,7 +66,13 @@ PASSING = ("ServerUnreachable", "Stalled")
     "--patience",
     default="10m",
     show_default=True,
-    help="How long a server that died may take to come back.",
+    help="How long a server that died or hangs may take to come back.",
+)
+@click.option(
+    "--request-timeout",
+    default="2m",
+    show_default=True,
+    help="How long a request may take; a server without a token for this long hangs.",
 )
 def command(
     url: str,
@@ -81,6 +87,7 @@ def command(
     graph_sizes: str | None,
     prompts: Path | None,
     patience: str,
+    request_timeout: str,
 ) -> None:
     """Screen one server: short windows at many K, chosen one by one, as cells in a file.
 
@@ -104,8 +111,9 @@ def command(
     if probing and page is None and settings.SCHEDULER_PORT in os.environ:
         page = f"http://127.0.0.1:{os.environ[settings.SCHEDULER_PORT]}"
     arm = NONE if without else PROBE if tokens is None else fixed_arm(tokens)
+    limit = _duration("--patience", patience)
+    timeout = _duration("--request-timeout", request_timeout)
     try:
-        limit = parse_duration(patience)
         pool = read_pool(prompts) if prompts is not None else None
         screen = Screen(
             batch_sizes=question.batch_sizes,
@@ -122,8 +130,6 @@ def command(
         )
     except ValidationError as error:
         raise BadInput(f"{path}: spec{fault(error)}") from error
-    except ValueError as error:
-        raise BadInput(f"--patience: {error}") from error
     except PromptsMissing as error:
         raise BadInput(str(error)) from error
     visit = Visit(
@@ -136,8 +142,21 @@ def command(
         screen=screen,
         **as_asked(question.slo, question.load),
         scrapes=0,
+        request_timeout=timeout,
     )
     raise click.exceptions.Exit(_Screening(visit, cells, pool, limit).run())
+
+
+def _duration(option: str, text: str) -> float:
+    """Read an option's duration, in seconds.
+
+    Raises:
+        BadInput: It is none.
+    """
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise BadInput(f"{option}: {error}") from error
 
 
 def _largest(question: Question, tokens: int | None) -> int:
