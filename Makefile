@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup check generate test demo demo-down fuzz bench-core bench-load bench-judge bench-tuner bench-engine bench-real bench-screen lock
+.PHONY: help setup check generate test demo demo-down fuzz bench-core bench-load bench-judge bench-tuner bench-engine bench-context bench-crossing bench-attention bench-real bench-screen lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,8 +58,17 @@ bench-core: setup ## Time of the schedule language and of a preflight
 bench-load: setup ## Accuracy and cost of the load generator
 	python tests/bench/bench_load.py --page docs/evidence/bench-load.md
 
-bench-engine: setup ## What recorder and scheduler add to an engine step
-	python tests/bench/bench_engine.py
+bench-engine: setup ## What recorder and scheduler add to an engine step: real vLLM with and without
+	python tests/bench/bench_engine.py --folder .work/bench-engine --page docs/evidence/bench-engine.md
+
+bench-context: setup ## Real vLLM: every step's K under five-number rows, and what they cost
+	python tests/bench/bench_context.py --folder .work/bench-context --page docs/evidence/context-vllm.md
+
+bench-crossing: setup ## Real vLLM: each change of K and its cost, as a table and a picture
+	python tests/bench/bench_crossing.py --folder .work/bench-crossing --page docs/evidence/crossing-vllm.md
+
+bench-attention: setup ## Does verify attention follow the summed context or the longest? (a GPU where there is one)
+	python tests/bench/bench_attention.py --page docs/evidence/bench-attention.md
 
 bench-screen: setup ## Real vLLM: every K in one boot against one boot for each K
 	python tests/bench/bench_screen.py --folder .work/bench-screen --page docs/evidence/screen-vllm.md

@@ -1,43 +1,131 @@
 """What recorder and scheduler add to an engine step: ``make bench-engine``.
 
-Both run in Python between two steps of the engine, on objects that carry the attributes of
-vLLM's own. The limit is one percent of a step of 20 ms, which a busy engine takes for 256
-requests; small batches have shorter steps and cost less here.
+First the real engine with them against the same engine without, both alive on one machine and
+asked in turn (``side_by_side.py``), on the shortest steps that the model pair has. Then each by
+itself, as Python between two steps, on objects that carry the attributes of vLLM's own: a GPU's
+steps are shorter than a CPU's, and this part is the same there. The limit is one percent of a
+step: on a GPU one of 20 ms, which a busy engine takes for 256 requests; small batches have
+shorter steps and cost less here.
+
+    python tests/bench/bench_engine.py --folder FOLDER [--page PAGE.md] [--launch N]
+
+Exits 1 when a limit is missed, or when the launches do not show that it is kept.
 """
 
+import argparse
+import json
 import socket
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from specschedule.core.schedule import effective
-from specschedule.engine import settings
-from specschedule.engine.planner import Planner
-from specschedule.engine.recording import Recording
-from specschedule.engine.ring import Ring
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))
+
+from hack.demo.evidence import heading  # noqa: E402
+
+from specschedule.core.schedule import effective  # noqa: E402
+from specschedule.engine import settings  # noqa: E402
+from specschedule.engine.planner import Planner  # noqa: E402
+from specschedule.engine.recording import Recording  # noqa: E402
+from specschedule.engine.ring import Ring  # noqa: E402
+from tests.bench import side_by_side  # noqa: E402
+from tests.bench.side_by_side import Arm  # noqa: E402
+from tests.booted import end_with_servers  # noqa: E402
+from tests.instrumented import EVERY_K  # noqa: E402
 
 SHARE = 0.01
 STEP_MS = {1: 5.0, 16: 8.0, 256: 20.0}
 """Step times of an engine on a GPU, by requests in the batch."""
+FLAGS = ("--enable-logging-iteration-details", "--cudagraph-metrics")
+"""The engine's own, on both servers: with them the recorder has most to write down."""
+WITH, WITHOUT = "with recorder and scheduler", "without"
 REPEATS = 2_000
 
 
 def main() -> int:
-    """Print each cost beside its limit; return 1 when one is missed."""
-    missed = False
+    """Measure what is left, print the page and write it."""
+    end_with_servers()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--folder", type=Path, required=True, help="where launches are kept")
+    parser.add_argument("--page", type=Path, help="where to write the page")
+    parser.add_argument("--launch", type=int, help="measure only this launch of both servers")
+    given = parser.parse_args()
+    where = subprocess.check_output([sys.executable, "hack/vllm", "where"], cwd=ROOT)
+    engine = json.loads(where)
+    if not side_by_side.measure(arms(engine, given.folder), given.folder, engine, given.launch):
+        return 0
+    real, kept = real_engine(given.folder)
+    alone, within = stand_ins()
+    text = "\n".join([*heading("make bench-engine", engine["version"]), *real, "", *alone, ""])
+    sys.stdout.write(text)
+    if given.page is not None:
+        given.page.write_text(text)
+    return 0 if kept and within else 1
+
+
+def arms(engine: Mapping[str, Any], folder: Path) -> tuple[Arm, Arm]:
+    """Return the engine with our parts and without; everything else of them is the same."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Two context classes, so that the mean context is needed; K is the boot rows' in both.
+    rows = [[*row[:2], *part, row[2]] for row in EVERY_K for part in ((1, 512), (513, 1024))]
+    table = folder / "rows.json"
+    table.write_text(json.dumps(rows))
+    common = (*side_by_side.short_steps(engine), *FLAGS)
+    scheduler = "--scheduler-cls=specschedule.engine.context.ContextScheduler"
+    variables = {settings.TABLE: str(table), settings.TTFT: "60000", settings.TPOT: "20000"}
+    return Arm(WITH, (*common, scheduler), variables), Arm(WITHOUT, common, inside=False)
+
+
+def real_engine(folder: Path) -> tuple[list[str], bool]:
+    """Return the page's lines about the real engine, and whether the limit is kept."""
+    found = side_by_side.compared(folder, WITH, WITHOUT)
+    told = side_by_side.kept(found.more, SHARE)
+    added = found.more.mean * found.step_ms * 1e3
+    return [
+        "## The same engine with and without",
+        "",
+        f"Both servers are alive and asked in turn (ABBA), {side_by_side.BLOCKS} blocks in each of "
+        f"{side_by_side.LAUNCHES} launches of both: {side_by_side.IN_FLIGHT} requests of "
+        f"{side_by_side.TOKENS} tokens a window, the pair's drafter serving as the target, whose "
+        f"steps are the shortest. With: goodput counters, a line for each step in the recorder's "
+        "and in the scheduler's page, and a table of five-number rows that chooses the K of the "
+        "other's three-number rows. Step times are the engine's own "
+        f"(`{side_by_side.LATENCY}`).",
+        "",
+        f"A step takes **{found.more.change()}** launches more, {added:+.0f} us of "
+        f"{found.step_ms:.2f} ms; the limit is {SHARE:.0%}: **{told}**. Two windows of one server "
+        f"in a row differ by {found.spread:.1%} (median).",
+        "",
+        *found.lines,
+    ], told == "kept"
+
+
+def stand_ins() -> tuple[list[str], bool]:
+    """Return the page's lines about each part by itself, and whether all limits are kept."""
+    lines = [
+        "## Each by itself, per step",
+        "",
+        "| part | requests | us | of a GPU's step of (ms) | share | limit (us) |",
+        "|---|---|---|---|---|---|",
+    ]
+    within = True
     for batch, step_ms in STEP_MS.items():
         limit = SHARE * step_ms * 1000.0
         for name, cost in (("recorder", recorder(batch)), ("scheduler", scheduler(batch))):
-            sys.stdout.write(
-                f"{name}, {batch} requests: {cost:.1f} us per step, {cost / step_ms / 10:.2f} % of "
-                f"a step of {step_ms:.0f} ms (limit {limit:.0f} us)\n"
+            lines.append(
+                f"| {name} | {batch} | {cost:.1f} | {step_ms:g} | {cost / step_ms / 10:.2f} % "
+                f"| {limit:.0f} |"
             )
-            missed |= cost > limit
-    return int(missed)
+            within &= cost <= limit
+    return lines, within
 
 
 def recorder(batch: int) -> float:
