@@ -2,7 +2,7 @@
 
 import pytest
 
-from specschedule.core.evidence import Cell, Launch, Receipt
+from specschedule.core.evidence import Cell, Launch, Outputs, Profile, Receipt
 from specschedule.core.gate import GATES
 from specschedule.core.gates import between_arms, blocking
 from specschedule.core.receipts import compared
@@ -282,7 +282,15 @@ def test_kv_sizes_may_differ_where_the_load_fits_the_smallest():
 
 
 def test_load_points_beyond_the_smallest_kv_cache_are_left_out_and_named():
-    preempted = [cell(1, 5), cell(8, 1, preemptions=7, engineOutputTokens=9000)]
+    climbed = SAID.model_copy(
+        update={
+            "cell": "climbed",
+            "profile": Profile(kind="equivalence", steps=[[1, 8], [8, 12]]),
+            "outputs": Outputs(prompts="other", unit="token", answers=["17 5", "24"]),
+            "preemptions": 7,
+        }
+    )
+    preempted = [cell(1, 5), cell(8, 1, preemptions=7, engineOutputTokens=9000), climbed]
     tiny = arms(candidate=launch("candidate-card", preempted, kv_cache_tokens=3_000))
     found = answer("kvCache", tiny)
     assert (found.answer, found.reason) == ("Pass", "PointsLeftOut")

@@ -8,7 +8,7 @@ their prompts are given): what the first ones measured there does not count eith
 from collections.abc import Iterable, Mapping, Sequence
 
 from specschedule.core.compare import requirements
-from specschedule.core.evidence import Launch
+from specschedule.core.evidence import Launch, Profile
 from specschedule.core.gate import Gate, fails, passes
 from specschedule.core.spec import Spec
 
@@ -54,7 +54,8 @@ def _request_tokens(spec: Spec, launches: Sequence[Launch], at: int) -> int | No
 def narrowed(spec: Spec, launches: Sequence[Launch]) -> tuple[Spec, list[Launch]]:
     """Return question and launches without the load points that do not fit.
 
-    The question stays as it is where none would be left.
+    The question stays as it is where none would be left. Outputs that were compared at such a
+    load go as well: requests were preempted there, and later rounds send other prompts.
     """
     out = beyond(spec, smallest(launches), launches).keys()
     if not out:
@@ -68,12 +69,17 @@ def narrowed(spec: Spec, launches: Sequence[Launch]) -> tuple[Spec, list[Launch]
                 "cells": [
                     cell
                     for cell in each.cells
-                    if out.isdisjoint({cell.profile.concurrency, cell.profile.high})
+                    if out.isdisjoint(_in_flight(cell.profile))
                 ]
             }
         )
         for each in launches
     ]
+
+
+def _in_flight(profile: Profile) -> set[int | None]:
+    """Return the loads that a window holds."""
+    return {profile.concurrency, profile.high, *(level for level, _ in profile.steps or ())}
 
 
 def answer(spec: Spec, points: Mapping[int, int], size: int) -> Gate:
