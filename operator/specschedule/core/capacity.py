@@ -66,11 +66,7 @@ def narrowed(spec: Spec, launches: Sequence[Launch]) -> tuple[Spec, list[Launch]
     return spec, [
         each.model_copy(
             update={
-                "cells": [
-                    cell
-                    for cell in each.cells
-                    if out.isdisjoint(_in_flight(cell.profile))
-                ]
+                "cells": [cell for cell in each.cells if out.isdisjoint(_in_flight(cell.profile))]
             }
         )
         for each in launches
