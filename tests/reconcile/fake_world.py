@@ -93,7 +93,7 @@ class FakeWorld:
         self.scheduler_class: str | None = None
         self.serving: ServingRegime | None = None
         self.kv_cache_tokens = 100_000
-        self.captured_sizes: list[int] | None = None
+        self.captured_sizes: list[int] | None = [8 * at for at in range(1, 129)]
 
     def clock(self) -> float:
         return self.now
@@ -191,6 +191,7 @@ class FakeWorld:
             return PodFacts(phase="Starting", message="loading weights", created_at=created)
         screening = self.trials[name][0].screening
         known = Receipt() if screening else self._evidence(name).receipt
+        config = self._config(name) or {}
         receipt = known.model_copy(
             update={
                 "image_id": self.images.get(self.trials[name][0].arm, "sha256:a"),
@@ -198,6 +199,7 @@ class FakeWorld:
                 "caches_warm": True,
                 "kv_cache_tokens": self.kv_cache_tokens,
                 "captured_sizes": self.captured_sizes,
+                "num_speculative_tokens": config.get("num_speculative_tokens"),
                 "async_scheduling": True,
                 "attention_backend": "FLASH_ATTN",
             }
@@ -211,6 +213,11 @@ class FakeWorld:
             finding=self.probe_finds if self.trials[name][0].arm == "probe" else None,
         )
 
+    def _config(self, name: str) -> dict[str, Any] | None:
+        """The speculative config that a launch runs with."""
+        spec, _ = self.trials[name]
+        return spec.incumbent if spec.unchanged else spec.speculative
+
     def _evidence(self, name: str) -> Launch:
         """Run the arm's launch in virtual time, through the windows that were planned for it."""
         spec, _ = self.trials[name]
@@ -221,11 +228,11 @@ class FakeWorld:
 
     def _simulate(self, name: str) -> Launch:
         spec, _ = self.trials[name]
-        config = spec.speculative if not spec.unchanged else spec.incumbent
+        config = self._config(name) or {}
         arm = virtual.Arm(
             spec.arm,
-            max_tokens=(config or {}).get("num_speculative_tokens", 0),
-            schedule=(config or {}).get("num_speculative_tokens_per_batch_size"),
+            max_tokens=config.get("num_speculative_tokens", 0),
+            schedule=config.get("num_speculative_tokens_per_batch_size"),
         )
         held = [w for w in spec.visit.windows if w.profile.kind == "hold"]
         (compared,) = (w for w in spec.visit.windows if w.profile.kind == "equivalence")
