@@ -21,6 +21,8 @@ from specschedule.engine import settings
 from specschedule.engine.probe import EitherProbeScheduler
 
 SECRET = "only-this-launch"
+MOST = 4
+"""Draft tokens at most, as the rows of ``scheduled`` have it."""
 
 
 def ask(scheduler: Any, name: str, k: int, tokens: int = 24) -> None:
@@ -75,7 +77,7 @@ def served(scheduler: Any, name: str, k: int, *, surplus: int = 0) -> list[int]:
         output, result = step(scheduler)
         scheduler.update_from_output(output, result)
         planned.append(output.num_spec_tokens_to_schedule)
-        drafts = [[9] * (planned[-1] + surplus) for _ in result.req_ids]
+        drafts = [[9] * min(planned[-1] + surplus, MOST) for _ in result.req_ids]
         scheduler.update_draft_token_ids(DraftTokenIds(result.req_ids, drafts))
     return planned
 
