@@ -72,6 +72,8 @@ def test_the_cost_names_the_screen_before_the_first_pod():
     rows = of.status["plan"]["arms"]
     assert [row["arm"] for row in rows[:2]] == ["probe", "none"]
     assert all(row["buys"].startswith("screen: ") for row in rows[:2])
+    probe, none = (row["minutes"] for row in rows[:2])
+    assert none < probe, "a launch is priced by the windows that it takes"
     assert of.status["stage"] == "Screening"
     assert not of.pods
 

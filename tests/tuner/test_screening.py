@@ -7,7 +7,15 @@ import pytest
 
 from specschedule.core.schedule import effective
 from specschedule.core.screen import TRIES
-from specschedule.core.screening import REPEATS, every_k, fixed_arm, next_window
+from specschedule.core.screening import (
+    PROBE,
+    REPEATS,
+    every_k,
+    fixed_arm,
+    launch_windows,
+    next_window,
+    search,
+)
 from specschedule.core.visit import Visit
 from tests.tuner.published import EAGLE3, cell
 
@@ -50,6 +58,26 @@ def carried_out(of, known=()):
         cells.append(measured(of, window))
         assert len(cells) < 200
     return windows, cells
+
+
+@pytest.mark.parametrize("contexts", [[], [400, 4000]])
+@pytest.mark.parametrize("arm", ["none", "zero", "constant-3"])
+def test_a_launch_takes_the_windows_that_it_is_priced_at(arm, contexts):
+    tokens = {"zero": 0, "constant-3": 3}.get(arm)
+    of = visit(arm, contexts=contexts, **({} if tokens is None else {"tokens": tokens}))
+    windows, _ = carried_out(of)
+    wanted = search(of.screen, slo=of.slo, output_tokens=128, prompt_tokens=128)
+    assert len(windows) == launch_windows(wanted, arm)
+    assert len(windows) < launch_windows(wanted, PROBE)
+
+
+@pytest.mark.parametrize("limit", [{"maxModelLen": 1000}, {"kvCacheTokens": 2000}])
+@pytest.mark.parametrize("arm", ["none", "zero"])
+def test_a_launch_ends_though_one_of_its_contexts_is_out_of_reach(arm, limit):
+    tokens = {"tokens": 0} if arm == "zero" else {}
+    windows, _ = carried_out(visit(arm, contexts=[400, 4000], **tokens, **limit))
+    assert {window.context for window in windows} == {400}
+    assert set(Counter(window.profile.concurrency for window in windows).values()) == {REPEATS}
 
 
 def test_a_probe_switches_k_between_windows_and_ends_by_itself():

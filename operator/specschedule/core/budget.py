@@ -131,30 +131,34 @@ def cost(
 
 
 def with_screen(
-    confirm: Cost, spec: Spec, arms: Sequence[Arm], *, windows: int, boot: float | None, gpus: int
+    confirm: Cost,
+    spec: Spec,
+    arms: Iterable[tuple[Arm, int]],
+    *,
+    boot: float | None,
+    gpus: int,
 ) -> Cost:
     """Add what a screen costs to what testing one proposal costs.
 
     Args:
         confirm: Cost of the run after the screen.
         spec: The question, with a search.
-        arms: Arms of the screen that are launched.
-        windows: Windows that the screen may take in one launch.
+        arms: Arms of the screen that are launched, and the windows that each may take.
         boot: Seconds from container start to Ready; None when unknown.
         gpus: GPUs of one pod.
     """
-    seconds = _boot(boot) + WARM_UP_SECONDS
-    seconds += windows * 3 * _request(spec)
-    rows = [
-        ArmCost(
-            arm=arm.name,
-            launches=1,
-            minutes=round(seconds / 60, 1),
-            gpu_hours=round(seconds * gpus / 3600, 3),
-            buys=f"screen: {arm.why}",
+    rows = []
+    for arm, number in arms:
+        seconds = _boot(boot) + WARM_UP_SECONDS + number * 3 * _request(spec)
+        rows.append(
+            ArmCost(
+                arm=arm.name,
+                launches=1,
+                minutes=round(seconds / 60, 1),
+                gpu_hours=round(seconds * gpus / 3600, 3),
+                buys=f"screen: {arm.why}",
+            )
         )
-        for arm in arms
-    ]
     hours = sum(row.gpu_hours for row in rows)
     return confirm.model_copy(
         update={

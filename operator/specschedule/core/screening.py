@@ -11,7 +11,14 @@ from specschedule.core.chance import shuffled
 from specschedule.core.compare import NONE
 from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs, Setting
 from specschedule.core.evidence import Cell, Profile
-from specschedule.core.screen import TRIES, Search, given_up, next_windows, none_settings
+from specschedule.core.screen import (
+    TRIES,
+    Search,
+    given_up,
+    next_windows,
+    none_settings,
+    planned,
+)
 from specschedule.core.spec import Slo
 from specschedule.core.sweep import sweep
 from specschedule.core.visit import Screen, Visit, Window
@@ -88,6 +95,20 @@ def most_windows(screen: Screen) -> int:
     return settings * TRIES
 
 
+def launch_windows(wanted: Search, arm: str) -> int:
+    """Return how many windows an arm's launch takes, if all count; a probe's at most.
+
+    Args:
+        wanted: What is tuned.
+        arm: A probe, the arm without speculation, or one of a fixed K.
+    """
+    tokens = fixed_tokens(arm)
+    if arm != NONE and tokens is None:
+        return wanted.budget
+    settings = none_settings(wanted) if tokens is None else _fixed(wanted, tokens)
+    return REPEATS * len(settings)
+
+
 def next_window(visit: Visit, cells: Sequence[Cell]) -> Window | None:
     """Return the window to measure now; None when it is enough.
 
@@ -144,17 +165,12 @@ def _unfinished(
     """
     own = [cell for cell in cells if cell.arm == arm]
     found = sweep(own, contexts=wanted.contexts)
-    times = Counter(window.setting for window in (*found.schedule, *found.none))
-    if len(wanted.contexts) < 2:
-        times = Counter({Setting(s.batch, s.tokens, None): n for s, n in times.items()})
+    # By plan: windows do not tell their context apart until there are some of another one.
+    times = Counter(planned(window.cell) for window in (*found.schedule, *found.none))
     lost = given_up(own, found)
-
-    def measured(setting: Setting) -> int:
-        return times[setting if len(wanted.contexts) > 1 else setting._replace(context=None)]
-
-    left = [s for s in settings if s not in lost and measured(s) < REPEATS]
-    least = min(map(measured, left), default=0)
-    return shuffled([s for s in left if measured(s) == least], wanted.seed, arm, least)
+    left = [s for s in settings if s not in lost and times[s] < REPEATS]
+    least = min((times[s] for s in left), default=0)
+    return shuffled([s for s in left if times[s] == least], wanted.seed, arm, least)
 
 
 def _apart(settings: Sequence[Setting], own: Sequence[Cell]) -> Setting:

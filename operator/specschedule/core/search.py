@@ -20,7 +20,14 @@ from specschedule.core.proposal import Proposal, Proposals, Proposed, kept
 from specschedule.core.regime import ServingRegime, weights
 from specschedule.core.schedule import effective, speculative_config
 from specschedule.core.screen import Search
-from specschedule.core.screening import PROBE, every_k, fixed_arm, fixed_tokens, search
+from specschedule.core.screening import (
+    PROBE,
+    every_k,
+    fixed_arm,
+    fixed_tokens,
+    launch_windows,
+    search,
+)
 from specschedule.core.spec import Candidate, Effort, SearchLimits, Spec, digest_of
 from specschedule.core.stand_in import stand_in
 from specschedule.core.target import ServerFacts, TargetFacts
@@ -76,13 +83,13 @@ class Look:
     def with_cost(self, confirm: Cost, target: TargetFacts) -> Cost:
         """Return what the run costs, screen included."""
         both = [arm for arm in self.arms if arm.name in (PROBE, NONE)]
+        screened = both if len(both) == 2 else self.arms
         assert isinstance(target.server, ServerFacts)
         wanted = _search(self.asked, _described(self.asked, target.server, []))
         return with_screen(
             confirm,
             self.asked,
-            both if len(both) == 2 else self.arms,
-            windows=wanted.budget,
+            [(arm, launch_windows(wanted, arm.name)) for arm in screened],
             boot=target.boot_seconds,
             gpus=target.gpus,
         )
