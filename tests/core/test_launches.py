@@ -3,7 +3,8 @@
 import pytest
 
 from specschedule.core import launches
-from specschedule.core.evidence import Cell
+from specschedule.core.decision import as_launch
+from specschedule.core.evidence import Cell, Fit, TooLong
 from specschedule.core.launches import AGREES, check_counts, next_step
 from specschedule.core.observed import (
     MetricsFacts,
@@ -21,6 +22,7 @@ from specschedule.core.observed import (
 from specschedule.core.spec import Slo
 from specschedule.core.visit import (
     CellClosed,
+    Fitted,
     Screen,
     Visit,
     VisitEnded,
@@ -242,6 +244,35 @@ def test_the_warm_up_is_recorded_apart_from_what_counts():
     for status in (so_far, over):
         assert (status.warm_up_seconds, status.warm_up_steady) == (41.5, False)
         assert status.cells == [CELL]
+
+
+FIT = Fit(
+    max_model_len=8192,
+    prompts=[TooLong(category="code", left_out=3, of=64, longest=9000)],
+)
+
+
+def test_what_the_server_had_no_room_for_is_recorded_and_is_evidence():
+    said = [Fitted(fit=FIT), CellClosed(cell=CELL)]
+    so_far = step(trial(pod(), visit("Running", said), started_at=STARTED, visits=1))
+    over = visit("Succeeded", [*said, VisitEnded(scraped_at=[1.0])])
+    ended = step(trial(pod(), over, COUNTED, started_at=STARTED, visits=1))
+    for status in (so_far.actions[0].status, ended.actions[0].status):
+        assert status.fit == FIT
+        again = TrialStatus.model_validate(status.plain())
+        assert as_launch(trial(**dict(again))).fit == FIT
+
+
+def test_a_plan_of_which_nothing_was_left_keeps_the_word_why():
+    fit = FIT.model_copy(update={"nothing_left": True})
+    said = [Fitted(fit=fit), VisitFailed(reason="BadPlan", message="nothing is left to measure")]
+    (record, *_) = step(trial(pod(), visit("Failed", said), started_at=STARTED, visits=1)).actions
+    assert record.status.fit == fit
+    assert record.status.void == "BadPlan: nothing is left to measure", "no second visit helps"
+
+
+def test_a_trial_of_an_earlier_version_says_nothing_of_room():
+    assert TrialStatus.model_validate({"startedAt": STARTED}).fit is None
 
 
 def test_an_ended_visit_is_recorded_before_anything_is_deleted():

@@ -77,6 +77,20 @@ def test_what_differs_is_said_with_what_forbids_it(ask):
     assert "no fact differs" in ask([trial("incumbent", 1), trial("none", 2)]).output
 
 
+def test_what_servers_had_no_room_for_is_said_and_written(ask, tmp_path):
+    trials = [trial("incumbent", 1), trial("candidate-card", 2)]
+    left_out = {"category": "code", "leftOut": 3, "of": 64, "longest": 9000}
+    for each in trials:
+        each["status"]["fit"] = {"maxModelLen": 8192, "prompts": [left_out], "windows": []}
+    said = ask(trials, "--out", str(tmp_path / "r"))
+    assert "3 of 64 prompts of category code (requests of up to 9000 tokens)" in said.output
+    assert "(incumbent launch 1, candidate-card launch 2)" in said.output
+    (row,) = json.loads(ask(trials, "-o", "json").output)["room"]
+    assert row["launches"] == ["incumbent launch 1", "candidate-card launch 2"]
+    facts = (tmp_path / "r" / "facts-001-incumbent.txt").read_text()
+    assert '"maxModelLen": 8192' in facts
+
+
 def test_a_void_launch_is_written_but_not_compared(ask, tmp_path):
     trials = [trial("incumbent", 1), trial("none", 2, void="Preempted: by others", gpu="A100")]
     trials.append(trial("candidate-card", 3))

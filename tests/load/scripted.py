@@ -54,6 +54,9 @@ class Scripted:
     entered: list[int] = field(default_factory=list)
     """Requests in flight as each request came in, itself included."""
     tokens: int = 0
+    max_model_len: int | None = None
+    counts: bool = False
+    """Whether it counts tokens at /tokenize, one for each word."""
     metrics_fault: bool = False
     processes: int = 1
     """API processes that answer in turn, each with counters of its own."""
@@ -65,6 +68,8 @@ class Scripted:
         app.router.add_post("/v1/completions", self._answer)
         app.router.add_post("/v1/chat/completions", self._answer)
         app.router.add_get("/v1/models", self._models)
+        if self.counts:
+            app.router.add_post("/tokenize", self._tokenize)
         app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -82,7 +87,11 @@ class Scripted:
     async def _models(self, request: web.Request) -> web.Response:
         if self.api_key and request.headers.get("Authorization") != f"Bearer {self.api_key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
-        return web.json_response({"data": [{"id": "scripted"}]})
+        card = {"id": "scripted", "max_model_len": self.max_model_len}
+        return web.json_response({"data": [card]})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        return web.json_response({"count": len((await request.json())["prompt"].split())})
 
     async def _metrics(self, _: web.Request) -> web.Response:
         if self.metrics_fault:

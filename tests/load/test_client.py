@@ -144,7 +144,7 @@ def test_the_key_is_sent_and_a_missing_one_is_told() -> None:
             Scripted(api_key="s3cret") as server,
             Client(server.url, endpoint="chat", timeout=5, api_key=key) as client,
         ):
-            return await client.model()
+            return (await client.model()).name
 
     assert asyncio.run(run("s3cret")) == "scripted"
     with pytest.raises(Unanswered, match="HTTP 401"):

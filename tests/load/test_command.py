@@ -150,6 +150,23 @@ def test_as_a_job_its_counters_equal_its_cells_and_the_engines(engine: str) -> N
     assert cell["batchSizeMean"] == pytest.approx(4, abs=0.8)
 
 
+def test_prompts_that_are_too_long_for_the_server_are_named_by_hand_too(
+    engine: str, tmp_path: Path
+) -> None:
+    (tmp_path / "code").write_text("def f\n" + "four" * 8200 + "\n")
+    result = load(
+        *("--url", engine, "--profile", "-", "--slo", "ttft=2s", "--prompts", str(tmp_path)),
+        stdin="windows: [{kind: hold, concurrency: 2}]\noutputTokens: 8\nmaxSendLag: 5s\n",
+    )
+    assert result.returncode == 0, result.stderr
+    assert (
+        "load: max_model_len 8192 has no room for 1 of 2 prompts of category code (requests of up "
+        "to 8223 tokens): left out"
+    ) in result.stderr
+    (cell,) = map(json.loads, result.stdout.splitlines())
+    assert cell["failed"] == 0
+
+
 def test_a_second_visit_with_the_same_prompts_is_found_out_by_the_cache(engine: str) -> None:
     again = json.dumps(plan(engine, run="twice"))
     first, second = (load("--visit", "-", stdin=again) for _ in range(2))

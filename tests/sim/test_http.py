@@ -206,6 +206,41 @@ def test_output_is_cut_to_the_context_without_a_word(demo) -> None:
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
+COUNTS = {
+    "a text": ({"prompt": PROMPT}, 12),
+    "a text that ends inside a token": ({"prompt": PROMPT + "!"}, 13),
+    "a chat, with what its template puts around it": (
+        {"messages": [{"role": "user", "content": PROMPT}]},
+        14,
+    ),
+    "a text beyond the longest request": ({"prompt": "four" * 9000, "model": "sim/model"}, 9000),
+}
+
+
+@pytest.mark.parametrize("claim", COUNTS)
+def test_tokens_of_a_text_are_counted_without_any_limit(claim: str, demo) -> None:
+    body, tokens = COUNTS[claim]
+    status, answer = demo.post("/tokenize", body)
+    assert (status, answer["count"], len(answer["tokens"])) == (200, tokens, tokens)
+    assert (answer["max_model_len"], answer["token_strs"]) == (8192, None)
+
+
+def test_a_count_is_the_one_that_a_request_is_charged(demo) -> None:
+    for path, body in (
+        ("/v1/completions", {"prompt": PROMPT * 7}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPT * 7}]}),
+    ):
+        counted = demo.post("/tokenize", body)[1]["count"]
+        answer = demo.post(path, {**body, "max_tokens": 2, "temperature": 0})[1]
+        assert answer["usage"]["prompt_tokens"] == counted
+
+
+def test_what_is_no_text_is_not_counted(demo) -> None:
+    assert demo.post("/tokenize", {"prompt": PROMPT, "model": "other"})[0] == 404
+    for body in ({"prompt": [1, 2, 3]}, {}, {"messages": []}, b"{"):
+        assert demo.post("/tokenize", body)[0] == 400
+
+
 def test_models_version_health_and_development_endpoints(demo) -> None:
     assert demo.get("/health") == (200, "")
     assert demo.get("/version") == (200, {"version": "0.32.0"})

@@ -4,6 +4,7 @@ The pod's manifest is the operator's own; a kubelet's part is played here, as fa
 the init container, to mount its folder and to start the server.
 """
 
+import asyncio
 import json
 import re
 import subprocess
@@ -17,9 +18,14 @@ from typing import Any
 import pytest
 
 from specschedule.adapters import engine as engines
-from specschedule.core.evidence import Receipt
+from specschedule.core.evidence import Profile, Receipt
 from specschedule.core.spec import Slo
 from specschedule.core.target import ServerFacts
+from specschedule.core.visit import Visit, Window
+from specschedule.load.client import Client, Served
+from specschedule.load.prompts import Pool, Source
+from specschedule.load.records import Record
+from specschedule.load.room import room
 from specschedule.vllm_facts.arguments import ArgumentEdit, read_container
 from specschedule.vllm_facts.instruments import arm_arguments, observing
 from specschedule.wire import manifests
@@ -37,8 +43,9 @@ GOOD = {"good": float(REQUESTS), "slow": 0.0, "failed": 0.0}
 
 @dataclass(frozen=True)
 class Ran:
-    """What was read of a launch."""
+    """What was read of a launch, and where it answers."""
 
+    url: str
     receipt: Receipt
     log: str
     metrics: str
@@ -116,7 +123,7 @@ def ran(engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Ite
         said = (folder / "log").read_text(errors="replace")
         receipt, whole = engines.receipt(url, log_text=said, known={})
         assert whole
-        yield Ran(receipt, said, page)
+        yield Ran(url, receipt, said, page)
 
 
 def complete(url: str) -> None:
@@ -163,3 +170,34 @@ def test_the_worker_prints_its_facts_once_and_before_the_server_listens(ran: Ran
 def test_good_requests_are_counted_on_the_servers_own_page_under_names_of_ours(ran: Ran) -> None:
     assert counted(ran.metrics) == GOOD
     assert 'specschedule_engine_slo_seconds{limit="ttft"} 60.0' in ran.metrics
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat"])
+def test_what_fits_by_the_servers_own_count_is_answered_and_what_does_not_is_refused(
+    ran: Ran, endpoint: str
+) -> None:
+    answer = 8
+    plain = {"run": "r", "arm": "none", "launch": 1, "round": 1, "slo": {"ttft": "60s"}}
+    plain |= {"url": ran.url, "endpoint": endpoint, "prefixCache": "Warm", "outputTokens": answer}
+    window = Window(cell="a", profile=Profile(kind="hold", concurrency=1))
+    visit = Visit.model_validate({**plain, "windows": [window]})
+
+    async def run() -> None:
+        async with Client(ran.url, endpoint=endpoint, timeout=120) as client:
+            served = await client.model()
+            assert served == Served("pair", 1024)
+            # A byte is a token of this model; a chat has what its template puts around it.
+            around = await client.tokens("pair", "é") - 2
+            assert around == (len("user: \nassistant: ") if endpoint == "chat" else 0)
+            pool = Pool({"code": ["x" * (1024 - around - answer + more) for more in (0, 1)]})
+            told = await room(client, served, visit, pool)
+            assert told.whole == Pool({"code": pool.categories["code"][:1]})
+            for prompt, error in zip(pool.categories["code"], (None, "HTTP 400"), strict=True):
+                source = Source(visit, window, pool=Pool({"code": [prompt]}), model=served.name)
+                record = Record(source.take(), "a", 0.0)
+                await client.send(record)
+                assert (record.error or "").startswith(error or ""), record.error
+                assert (record.error is None) == (error is None), record.error
+                assert error is not None or record.prompt_tokens == 1024 - answer
+
+    asyncio.run(run())

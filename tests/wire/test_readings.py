@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specschedule.core.evidence import Profile
-from specschedule.core.visit import CellClosed, Screen, VisitEnded, Warmed, Window
+from specschedule.core.visit import CellClosed, Fitted, Screen, VisitEnded, Warmed, Window
 from specschedule.wire import jobs, pods
 from specschedule.wire.manifests import LOAD_PORT
 
@@ -364,6 +364,7 @@ CELL = {
     "offered": 20,
     "completed": 20,
 }
+FITTED = json.dumps({"event": "fitted", "fit": {"maxModelLen": 8192}})
 WARMED = json.dumps({"event": "warmed", "seconds": 3.5, "steady": True})
 CLOSED = json.dumps({"event": "cell", "cell": CELL})
 ENDED = json.dumps({"event": "ended", "scrapedAt": [1.0, 2.0, 3.0]})
@@ -379,8 +380,9 @@ FAILED = condition("Failed", "True", "BackoffLimitExceeded", "Job has reached th
 
 
 def test_events_are_read_from_among_other_lines() -> None:
-    log = f"starting\n{WARMED}\n{{}}\n{CLOSED}\n2026 INFO {{not json\n{ENDED}\n"
-    assert [type(event) for event in jobs.events(log)] == [Warmed, CellClosed, VisitEnded]
+    log = f"starting\n{FITTED}\n{WARMED}\n{{}}\n{CLOSED}\n2026 INFO {{not json\n{ENDED}\n"
+    read = [type(event) for event in jobs.events(log)]
+    assert read == [Fitted, Warmed, CellClosed, VisitEnded]
 
 
 def test_a_partial_last_line_is_left_for_the_next_look() -> None:

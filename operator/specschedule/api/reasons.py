@@ -71,7 +71,8 @@ REASONS: dict[str, str] = {
     "ServesTls": "The target's pods serve HTTPS; trial pods are measured over HTTP only.",
     "RegistersItself": "A clone of the target would register itself for production traffic.",
     "RolloutDeadlock": "A rollout of the target could never finish.",
-    "BeyondModelLength": "spec.load asks for more tokens than the model's longest context.",
+    "BeyondModelLength": "spec.load asks for more tokens than the model's longest context, or no"
+    " prompt of a category that the bar names fits it.",
     "UnknownGate": "spec.policy.overrides names something that is no gate.",
     "ScheduleEmpty": "A schedule has no rows.",
     "ScheduleNotRows": "A schedule is not a list of rows.",
@@ -141,6 +142,7 @@ REASONS: dict[str, str] = {
     "NoEngineCounters": "The engine's own count of output tokens was not read.",
     "EngineCountersDisagree": "Tokens received are not those that the engine says it generated.",
     "NoPrefixCounters": "The engine's prefix-cache counters were not read.",
+    "PromptsNotCounted": "How long prompts are is not known, and some may be too long.",
     "PromptsNotUnique": "Prompts were found in the prefix cache that should be unique.",
     "PrefixCacheCold": "The prefix cache was cold where it should be warm.",
     "Preempted": "Requests or a pod were preempted where that must not happen.",

@@ -12,6 +12,7 @@ from specschedule.cli.trials import read_launches, read_trials
 from specschedule.core.compare import uncounted
 from specschedule.core.evidence import Launch
 from specschedule.core.gates import without_speculation
+from specschedule.core.lengths import told
 from specschedule.core.receipts import Differing, Untold, compared, untold
 from specschedule.core.target import ServerFacts
 
@@ -50,6 +51,7 @@ def command(path: str, trials: str, run: str | None, out: Path | None, output: s
         "launches": len(counted),
         "differences": [each.plain() for each in found],
         "notRead": [each.plain() for each in lacking],
+        "room": [{"message": said, "launches": who} for said, who in told(counted).items()],
         "files": written,
     }
     emit(answer, _text(found, lacking, launches, written), output)
@@ -90,7 +92,8 @@ def _text(
     found: list[Differing], lacking: list[Untold], launches: list[Launch], written: list[str]
 ) -> str:
     left_out = [each for each in launches if uncounted(each) is not None]
-    number = len(launches) - len(left_out)
+    counted = [each for each in launches if uncounted(each) is None]
+    number = len(counted)
     lines = [f"{number} launches compared"]
     if number < 2:
         lines = [f"nothing compared: {number} of the launches counts, and it takes two"]
@@ -104,6 +107,7 @@ def _text(
         "known"
         for each in lacking
     ]
+    lines += [f"  {said} ({', '.join(who)})" for said, who in told(counted).items()]
     if number > 1 and not found and not lacking:
         lines.append("  no fact differs")
     return "\n".join([*lines, *(f"wrote {file}" for file in written)])

@@ -18,12 +18,13 @@ from pydantic import ValidationError
 
 from specschedule.cli.output import BadInput, read_documents
 from specschedule.core.evidence import Profile
+from specschedule.core.lengths import described
 from specschedule.core.spec import Slo
-from specschedule.core.visit import CellClosed, Visit, VisitFailed
+from specschedule.core.visit import CellClosed, Event, Fitted, Visit, VisitFailed
 from specschedule.load.prompts import Pool, PromptsMissing, read_pool
 from specschedule.load.readers import as_cell, read_run
 from specschedule.load.records import open_records
-from specschedule.load.visit import Event, VisitRun, check_profile
+from specschedule.load.visit import VisitRun, check_profile
 
 DEFAULT_PORT = 9100
 INTERRUPTED = 128 + signal.SIGTERM
@@ -212,6 +213,8 @@ def _carry_out(visit: Visit, prompts: Path | None, out: Path | None, *, events: 
             click.echo(json.dumps(event.plain()))
         elif isinstance(event, CellClosed):
             click.echo(json.dumps(event.cell.plain()))
+        elif isinstance(event, Fitted):
+            click.echo(f"load: {described(event.fit)}", err=True)
         elif isinstance(event, VisitFailed):
             click.echo(f"load: {event.reason}: {event.message}", err=True)
 

@@ -16,13 +16,21 @@ from specschedule.cli.question import Question, read_cells, read_question, sizes
 from specschedule.cli.specs import fault
 from specschedule.core.compare import NONE
 from specschedule.core.evidence import Cell
+from specschedule.core.lengths import described
 from specschedule.core.screening import PROBE, fixed_arm
 from specschedule.core.values import parse_duration
-from specschedule.core.visit import CellClosed, Screen, Visit, VisitFailed, as_asked
+from specschedule.core.visit import (
+    CellClosed,
+    Event,
+    Fitted,
+    Screen,
+    Visit,
+    VisitFailed,
+    as_asked,
+)
 from specschedule.engine import settings
 from specschedule.load.client import Client, Unanswered
 from specschedule.load.prompts import Pool, PromptsMissing, read_pool
-from specschedule.load.visit import Event
 
 FRUITLESS = 3
 """Visits in a row without one window that counts, after which it is given up."""
@@ -211,6 +219,8 @@ class _Screening:
                     file.write(line + "\n")
                     file.flush()
                     click.echo(line)
+                elif isinstance(event, Fitted):
+                    click.echo(f"screen: {described(event.fit)}", err=True)
                 elif isinstance(event, VisitFailed):
                     self._failure = event
 

@@ -12,7 +12,7 @@ from specschedule.core.evidence import Launch
 from specschedule.core.spec import Candidate, Spec
 
 _FROM_SPEC = ("arm", "launch", "round", "position", "attempt", "schedule")
-_FROM_STATUS = ("startedAt", "receipt", "cells", "void", "failed")
+_FROM_STATUS = ("startedAt", "receipt", "fit", "cells", "void", "failed")
 
 
 def read_trials(path: str, run: str | None) -> list[dict[str, Any]]:

@@ -63,6 +63,7 @@ def as_launch(trial: TrialFacts) -> Launch:
         started_at=trial.status.started_at,
         receipt=trial.status.receipt,
         warm_up_seconds=trial.status.warm_up_seconds,
+        fit=trial.status.fit,
         cells=trial.status.cells,
         void=trial.status.void,
         failed=trial.status.failed,

@@ -272,6 +272,43 @@ class Receipt(Reading):
     """Engine warnings that matter here, quoted."""
 
 
+class TooLong(Reading):
+    """Prompts of one category that are too long for a server."""
+
+    category: str
+    """Category."""
+    left_out: Annotated[int, Field(ge=1)]
+    """Prompts left out."""
+    of: Annotated[int, Field(ge=1)]
+    """Prompts that it has."""
+    longest: Annotated[int, Field(ge=1)]
+    """Tokens of the longest request left out, at most: what leads the prompt and the answer too."""
+
+
+class WindowLeftOut(Reading):
+    """A window whose requests are too long for a server."""
+
+    cell: str
+    """Name of the cell that there is none of."""
+    longest: Annotated[int, Field(ge=1)]
+    """Tokens of its longest request, at most."""
+
+
+class Fit(Reading):
+    """Which requests of a visit its server has no room for: they are never sent."""
+
+    max_model_len: int | None = None
+    """Longest request, in tokens, as the server tells it."""
+    prompts: list[TooLong] = []
+    """Prompts left out, by category."""
+    windows: list[WindowLeftOut] = []
+    """Windows left out."""
+    nothing_left: bool = False
+    """Whether that is all that would have been measured."""
+    not_counted: str | None = None
+    """Why nobody knows how long the prompts are; then nothing is left out."""
+
+
 class Launch(Value):
     """One start of an arm's server, with what was measured in it."""
 
@@ -293,6 +330,8 @@ class Launch(Value):
     """Facts of the launch."""
     warm_up_seconds: float | None = None
     """How long it was loaded before its first window opened."""
+    fit: Fit | None = None
+    """What its server had no room for; absent where nobody looked."""
     cells: list[Cell] = []
     """Windows measured."""
     void: str | None = None

@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from specschedule.core import capacity, counters, receipts
+from specschedule.core import capacity, counters, lengths, receipts
 from specschedule.core.arms import ADAPTIVE_KEY
 from specschedule.core.compare import INCUMBENT, NONE, TWIN
 from specschedule.core.equivalence import output_equivalence
 from specschedule.core.evidence import Launch
 from specschedule.core.gate import Gate, blocking, overridden, refused, unknown, withheld
 from specschedule.core.matrix import MatrixRow
-from specschedule.core.preflight import before_pods
+from specschedule.core.preflight import before_pods, load_fits, tables_of
 from specschedule.core.spec import Spec
 from specschedule.core.target import ServerFacts
 
@@ -40,8 +40,10 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
     """
     counted = [each for each in launches if each.void is None and each.failed is None]
     if not counted:
-        return [unknown("launches", "NoLaunch", "no launch of any arm counts")]
+        no_launch = unknown("launches", "NoLaunch", "no launch of any arm counts")
+        return [lengths.nothing_left(launches) or no_launch]
     kv_cache = receipts.kv_cache(spec, counted)
+    load = lengths.answer(spec, counted, load_fits(spec, server, tables_of(spec, server)))
     spec, counted = capacity.narrowed(spec, counted)
     silent = without_speculation(server)
     drafting = [each for each in counted if each.arm not in silent]
@@ -59,6 +61,7 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
         receipts.graph_mode(spec, counted, in_own_mode),
         receipts.graph_coverage(alike, server),
         kv_cache,
+        *([load] if load is not None else []),
         receipts.adapters(counted, server),
         receipts.sources(counted),
         receipts.instruments(counted),

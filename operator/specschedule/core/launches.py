@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from specschedule.core.evidence import Cell
+from specschedule.core.evidence import Cell, Fit
 from specschedule.core.observed import (
     Action,
     MetricsFacts,
@@ -23,7 +23,7 @@ from specschedule.core.observed import (
     VisitFacts,
 )
 from specschedule.core.values import Value
-from specschedule.core.visit import CellClosed, VisitEnded, VisitFailed, Warmed
+from specschedule.core.visit import CellClosed, Fitted, VisitEnded, VisitFailed, Warmed
 
 NOT_THE_ARMS_FAULT = ("Preempted", "Evicted", "NodeLost", "Deleted", "NotDelivered")
 """Ends of a pod that void its launch; every other end is a failure of its arm."""
@@ -204,17 +204,15 @@ def _said(trial: TrialFacts, visit: VisitFacts) -> list[Cell]:
     return [*(c for c in trial.status.cells if c.visit < trial.status.visits), *cells]
 
 
-def _warmed(trial: TrialFacts) -> dict[str, Any]:
-    """Return what a visit said of its warm-up, as fields of the status; nothing before it did."""
-    events = trial.visit.events if trial.visit is not None else []
-    return next(
-        (
-            {"warm_up_seconds": event.seconds, "warm_up_steady": event.steady}
-            for event in events
-            if isinstance(event, Warmed)
-        ),
-        {},
-    )
+def _told(trial: TrialFacts) -> dict[str, Any]:
+    """Return what a visit said beside its cells, as fields of the status; nothing before it did."""
+    found: dict[str, Any] = {}
+    for event in trial.visit.events if trial.visit is not None else []:
+        if isinstance(event, Fitted):
+            found["fit"] = event.fit
+        elif isinstance(event, Warmed):
+            found |= {"warm_up_seconds": event.seconds, "warm_up_steady": event.steady}
+    return found
 
 
 def _undisturbed(cell: Cell, compiled_at: Sequence[float]) -> Cell:
@@ -242,7 +240,7 @@ def _running(trial: TrialFacts, cells: list[Cell]) -> Step:
     message = f"measuring {trial.spec.arm}: {len(cells)}{planned} cells"
     if len(cells) == len(trial.status.cells):
         return Step(waiting="Measuring", message=message)
-    status = trial.status.model_copy(update={"cells": cells, **_warmed(trial)})
+    status = trial.status.model_copy(update={"cells": cells, **_told(trial)})
     return Step(
         actions=[RecordTrial(trial=trial.name, status=status)],
         waiting="Measuring",
@@ -257,7 +255,9 @@ def _again(
 
     A screen goes on where it was: what it measured so far is kept.
     """
-    if trial.status.visits < MAX_VISITS and not cause.startswith(NOT_SWITCHED):
+    fit: Fit | None = _told(trial).get("fit")
+    hopeless = cause.startswith(NOT_SWITCHED) or (fit is not None and fit.nothing_left)
+    if trial.status.visits < MAX_VISITS and not hopeless:
         kept = cells if trial.spec.screening else []
         status = trial.status.model_copy(update={"cells": kept})
         return Step(
@@ -270,7 +270,8 @@ def _again(
         )
     if cause.startswith(("ServerUnreachable", "Stalled", NOT_SWITCHED)):
         return _over(trial, now, gpus, failed=cause)
-    return _over(trial, now, gpus, void=f"{MAX_VISITS} visits failed: {cause}")
+    said = cause if hopeless else f"{MAX_VISITS} visits failed: {cause}"
+    return _over(trial, now, gpus, void=said)
 
 
 def _over(
@@ -296,7 +297,7 @@ def _over(
             "gpu_seconds": round(gpu_seconds(trial, gpus=gpus, now=now), 1),
             "receipt": receipt,
             "cells": cells or [],
-            **_warmed(trial),
+            **_told(trial),
             "void": void,
             "failed": failed,
             "check": check,

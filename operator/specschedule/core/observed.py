@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from specschedule.core.evidence import Cell, Receipt
+from specschedule.core.evidence import Cell, Fit, Receipt
 from specschedule.core.regime import ServingRegime
 from specschedule.core.spec import Spec
 from specschedule.core.target import TargetFacts, Unreadable
 from specschedule.core.values import Value
-from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed
+from specschedule.core.visit import Event, Visit
 
 
 class TrialSpec(Value):
@@ -86,6 +86,8 @@ class TrialStatus(Value):
     """How long its last visit loaded it before the first window opened; nothing of that counts."""
     warm_up_steady: bool | None = None
     """Whether throughput was steady by then, or the time ran out first."""
+    fit: Fit | None = None
+    """What its server had no room for; absent where nobody looked."""
     check: str | None = None
     """What Prometheus said of the cells: Agrees, or what disagrees."""
 
@@ -127,7 +129,7 @@ class VisitFacts(Value):
     """Why, in the cluster's own words."""
     created_at: float
     """Creation."""
-    events: list[Warmed | CellClosed | VisitEnded | VisitFailed] = []
+    events: list[Event] = []
     """Lines said so far, in order."""
 
 

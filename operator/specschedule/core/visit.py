@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from specschedule.core.evidence import Cell, Profile, Reading, Receipt
+from specschedule.core.evidence import Cell, Fit, Profile, Reading, Receipt
 from specschedule.core.spec import Load, Sampling, Slo
 from specschedule.core.values import Duration, Value
 
@@ -157,6 +157,14 @@ def as_asked(slo: Slo, load: Load) -> dict[str, Any]:
     }
 
 
+class Fitted(Reading):
+    """What the server has no room for is known; nothing was sent so far."""
+
+    event: Literal["fitted"] = "fitted"
+    fit: Fit
+    """What is left out."""
+
+
 class Warmed(Reading):
     """Throughput is steady; nothing before this counts."""
 
@@ -193,9 +201,10 @@ class VisitFailed(Reading):
     """What happened, for people."""
 
 
-VisitEvent = Annotated[Warmed | CellClosed | VisitEnded | VisitFailed, Field(discriminator="event")]
+Event = Fitted | Warmed | CellClosed | VisitEnded | VisitFailed
+"""Anything that a load process says."""
 
-visit_event: TypeAdapter[Warmed | CellClosed | VisitEnded | VisitFailed] = TypeAdapter(
-    VisitEvent, config=ConfigDict(defer_build=True)
+visit_event: TypeAdapter[Event] = TypeAdapter(
+    Annotated[Event, Field(discriminator="event")], config=ConfigDict(defer_build=True)
 )
 """Reads one line of a load process; raises pydantic.ValidationError on anything else."""

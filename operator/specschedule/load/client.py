@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,8 +31,21 @@ class Unanswered(Exception):
     """The server gave no usable answer to a plain question."""
 
 
+class NotCounted(Exception):
+    """The server does not tell how many tokens a text has."""
+
+
 class ReportedError(Exception):
     """The server reports an error inside a stream that began well."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """The first model that a server offers."""
+
+    name: str
+    max_model_len: int | None
+    """Longest request, in tokens; None where the server does not tell."""
 
 
 class Client:
@@ -49,6 +63,7 @@ class Client:
             api_key: Bearer token.
         """
         self._base = URL(url.rstrip("/") + "/")
+        self._endpoint = endpoint
         self._timeout = timeout
         self.keep_answers = False
         """Whether answers are kept in the records."""
@@ -88,7 +103,7 @@ class Client:
         self._connections.close()
         await self._session.close()
 
-    async def model(self) -> str:
+    async def model(self) -> Served:
         """Return the first model that the server offers.
 
         Raises:
@@ -96,9 +111,31 @@ class Client:
         """
         text = await self._get("v1/models")
         try:
-            return str(json.loads(text)["data"][0]["id"])
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+            card = json.loads(text)["data"][0]
+            longest = card.get("max_model_len")
+            return Served(str(card["id"]), longest if isinstance(longest, int) else None)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise Unanswered(f"{self._base}v1/models names no model: {text[:200]}") from error
+
+    async def tokens(self, model: str, text: str) -> int:
+        """Return the tokens of a prompt of text, with what the server puts around it.
+
+        That are the special tokens of the model, or its chat template.
+
+        Raises:
+            NotCounted: The server does not count tokens; the message has its words.
+            Unanswered: It does not answer.
+        """
+        asked: dict[str, Any] = {"model": model, "prompt": text}
+        if self._endpoint == "chat":
+            asked = {"model": model, "messages": messages(text)}
+        status, answer = await self._ask("POST", "tokenize", asked)
+        try:
+            if status == 200:
+                return int(json.loads(answer)["count"])
+        except (ValueError, KeyError, TypeError):
+            pass
+        raise NotCounted(f"POST /tokenize answers HTTP {status}: {answer[:200]}")
 
     async def metrics(self) -> str:
         """Return the server's own Prometheus page.
@@ -109,14 +146,22 @@ class Client:
         return await self._get("metrics")
 
     async def _get(self, path: str) -> str:
+        status, text = await self._ask("GET", path)
+        if status != 200:
+            raise Unanswered(f"{self._base / path}: HTTP {status}: {text[:200]}")
+        return text
+
+    async def _ask(self, method: str, path: str, body: object = None) -> tuple[int, str]:
+        """Return status and text of a plain question.
+
+        Raises:
+            Unanswered: It got no answer.
+        """
         try:
-            async with self._session.get(self._base / path) as response:
-                text = await response.text()
+            async with self._session.request(method, self._base / path, json=body) as response:
+                return response.status, await response.text()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unanswered(f"{self._base / path}: {_words(error)}") from error
-        if response.status != 200:
-            raise Unanswered(f"{self._base / path}: HTTP {response.status}: {text[:200]}")
-        return text
 
     async def send(self, record: Record) -> None:
         """Send a record's request and fill the record; only cancellation is raised."""
@@ -235,6 +280,11 @@ class Stream:
         if self._seen != asked.output_tokens and not early:
             record.error = f"{self._seen} tokens instead of {asked.output_tokens}"
             record.kind = "length"
+
+
+def messages(prompt: object) -> list[dict[str, object]]:
+    """Return a chat of one prompt."""
+    return [{"role": "user", "content": prompt}]
 
 
 def _words(error: BaseException) -> str:

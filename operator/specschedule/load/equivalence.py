@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from specschedule.core.evidence import Cell, Outputs
-from specschedule.core.visit import COMPARED_TOKENS
+from specschedule.core.visit import COMPARED_TOKENS, Visit
 from specschedule.load.client import Client
 from specschedule.load.measurement import Measurement
 from specschedule.load.prompts import Source
@@ -76,6 +76,12 @@ class Equivalence:
         self._measurement.meter.finish(record)
         self._in_flight -= 1
         self._left.set()
+
+
+def longest(visit: Visit) -> tuple[int, int]:
+    """Return the tokens of the longest prompt and of the longest answer."""
+    prompts = _within((LONGEST_PROMPT // 4, LONGEST_PROMPT), visit.prompt_tokens)
+    return prompts[1], _within(COMPARED_TOKENS, visit.output_tokens)[1]
 
 
 def outputs(records: Sequence[Record]) -> Outputs:

@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ import yaml
 
 from specschedule.core import inband
 from specschedule.core.visit import Visit, Window
+from specschedule.load.client import messages
 from specschedule.load.records import Prepared
 
 TOKEN_IDS = range(4, 196)
@@ -32,6 +33,7 @@ TOKEN_IDS = range(4, 196)
 WARM_PROMPTS = 16
 """Prompts per category that Warm repeats."""
 NONCE_TOKENS = 8
+NONCE_DIGITS = 12
 CHARACTERS_PER_TOKEN = 4
 _WORDS = (
     "the of and to in is that for it was on are as with they at be this from have or by one had "
@@ -54,6 +56,14 @@ class Pool:
     """Prompts by category, in the order of their source."""
 
     categories: Mapping[str, Sequence[Text]]
+
+    def without(self, unfit: Mapping[str, Collection[int]]) -> "Pool":
+        """Return the prompts but for some, by category and place; an empty category goes."""
+        left = {
+            name: [prompt for at, prompt in enumerate(prompts) if at not in unfit.get(name, ())]
+            for name, prompts in self.categories.items()
+        }
+        return Pool({name: prompts for name, prompts in left.items() if prompts})
 
     def select(self, category: str | None) -> list[tuple[str, Sequence[Text]]]:
         """Return the categories to send from.
@@ -119,6 +129,12 @@ def _line(line: str) -> Text:
     return line
 
 
+def made_to_length(window: Window) -> bool:
+    """Say whether prompts are joined and cut to a length that the window tells, or sent whole."""
+    profile = window.profile
+    return profile.kind == "equivalence" or profile.context is not None or profile.trace is not None
+
+
 class Source:
     """The endless, ordered prompts of one window."""
 
@@ -143,8 +159,13 @@ class Source:
         load = json.dumps(window.profile.plain(), sort_keys=True)
         self._nonce = f"{visit.run}/{visit.round}/{visit.visit}/{self._order}/{load}/{repeat}"
         self._lines = self._arrange(pool) if pool else None
-        self._shared = self._words("shared", max(64, visit.prompt_tokens // 2))
-        self._shared_ids = self._ids("shared", max(1, visit.prompt_tokens // 2))
+        self._length = window.profile.context
+        if self._length is None and made_to_length(window):
+            self._length = visit.prompt_tokens
+        self._shared, self._shared_ids = "", list[int]()
+        if visit.prefix_cache == "Shared":
+            self._shared = self._words("shared", max(64, visit.prompt_tokens // 2))
+            self._shared_ids = self._ids("shared", max(1, visit.prompt_tokens // 2))
         self._whole = visit.ignore_eos or window.profile.kind == "equivalence"
         self._common: dict[str, Any] = {
             "model": model,
@@ -182,7 +203,7 @@ class Source:
         Args:
             index: The place; negative ones are for what is sent before the window.
             output_tokens: Output length; the visit's when left out.
-            prompt_tokens: Length of a synthetic prompt; the visit's or the depth when left out.
+            prompt_tokens: Length of a prompt that is made to one; the window's when left out.
         """
         length = output_tokens or self._visit.output_tokens
         category, prompt = self._prompt(index, prompt_tokens)
@@ -190,10 +211,28 @@ class Source:
         if self._whole:
             body["min_tokens"] = length
         if self._visit.endpoint == "chat":
-            body["messages"] = [{"role": "user", "content": prompt}]
+            body["messages"] = messages(prompt)
         else:
             body["prompt"] = prompt
         return Prepared(index, category, json.dumps(body).encode(), length, not self._whole)
+
+    def sized(self, prompt: Text) -> tuple[Text, int]:
+        """Return a prompt as it is sent but for its nonce, and the most tokens of a nonce.
+
+        How many a nonce really has hangs on chance, and what fits a server must not.
+        """
+        if self._visit.prefix_cache == "Warm":
+            return prompt, 0
+        if isinstance(prompt, list):
+            return self._shared_ids + prompt, NONCE_TOKENS
+        return f"{self._beginning}{prompt}", len("[]\n") + NONCE_DIGITS
+
+    def samples(self, prompt_tokens: int | None = None) -> list[tuple[Text, int]]:
+        """Return one prompt of each category made to a length, as ``sized`` does."""
+        length = prompt_tokens or self._length
+        if self._lines is None:
+            return [(self._synthetic(0, length), 0)]
+        return [self.sized(self._given(at, length)[1]) for at in range(len(self._lines))]
 
     @property
     def output_tokens(self) -> int:
@@ -222,26 +261,34 @@ class Source:
 
     def _prompt(self, index: int, prompt_tokens: int | None) -> tuple[str | None, Text]:
         """Return category and prompt of a place in the order; categories take turns."""
-        depth = prompt_tokens or self._window.profile.context
+        length = prompt_tokens or self._length
         if self._lines is None:
-            return self._window.category, self._synthetic(index, depth)
+            return self._window.category, self._synthetic(index, length)
+        name, prompt = self._given(index, length)
+        return name, self._regime(prompt, index)
+
+    def _given(self, index: int, length: int | None) -> tuple[str, Text]:
+        """Return category and prompt of a place as they were given, or made to a length."""
+        assert self._lines is not None
         name, prompts = self._lines[index % len(self._lines)]
         place = index // len(self._lines)
-        prompt = prompts[place % len(prompts)]
-        if depth is not None:
-            prompt = _deepen(prompts, place, depth)
-        return name, self._regime(prompt, index)
+        if length is not None:
+            return name, _deepen(prompts, place, length)
+        return name, prompts[place % len(prompts)]
 
     def _regime(self, prompt: Text, index: int) -> Text:
         """Put the beginning that the regime wants before a prompt."""
-        regime = self._visit.prefix_cache
-        if regime == "Warm":
+        if self._visit.prefix_cache == "Warm":
             return prompt
         if isinstance(prompt, list):
-            lead = self._ids(f"{self._nonce}/{index}", NONCE_TOKENS)
-            return (self._shared_ids if regime == "Shared" else []) + lead + prompt
-        nonce = hashlib.sha256(f"{self._nonce}/{index}".encode()).hexdigest()[:12]
-        return f"{self._shared}\n\n" * (regime == "Shared") + f"[{nonce}]\n{prompt}"
+            return self._shared_ids + self._ids(f"{self._nonce}/{index}", NONCE_TOKENS) + prompt
+        nonce = hashlib.sha256(f"{self._nonce}/{index}".encode()).hexdigest()[:NONCE_DIGITS]
+        return f"{self._beginning}[{nonce}]\n{prompt}"
+
+    @property
+    def _beginning(self) -> str:
+        """What all texts begin with."""
+        return f"{self._shared}\n\n" if self._shared else ""
 
     def _synthetic(self, index: int, prompt_tokens: int | None) -> Text:
         """Return a random prompt of a given length: token ids, or words for chat."""
@@ -251,9 +298,9 @@ class Source:
         if regime == "Warm":
             key = f"warm/{self._order}/{index % WARM_PROMPTS}"
         if self._visit.endpoint == "chat":
-            lead = f"{self._shared} " if regime == "Shared" else ""
+            lead = f"{self._shared} " if self._shared else ""
             return lead + self._words(key, length)
-        shared = self._shared_ids[: length // 2] if regime == "Shared" else []
+        shared = self._shared_ids[: length // 2]
         return shared + self._ids(key, length - len(shared))
 
     def _ids(self, key: str, count: int) -> list[int]:

@@ -11,11 +11,14 @@ from typing import TextIO
 
 import aiohttp
 
+from specschedule.core import lengths
 from specschedule.core.evidence import Cell, Profile
 from specschedule.core.screening import next_window, not_followed
 from specschedule.core.visit import (
     CellClosed,
+    Event,
     FailureReason,
+    Fitted,
     Visit,
     VisitEnded,
     VisitFailed,
@@ -23,14 +26,15 @@ from specschedule.core.visit import (
     Window,
 )
 from specschedule.load import probe, selftest
-from specschedule.load.client import Client, Unanswered
+from specschedule.load.client import Client, Served, Unanswered
 from specschedule.load.counters import Counters, Page
 from specschedule.load.equivalence import Equivalence
 from specschedule.load.measurement import Measurement, beat
 from specschedule.load.openloop import Open, planned
 from specschedule.load.profiles import Closed, Settling, swing
-from specschedule.load.prompts import Pool, PromptsMissing, Source
+from specschedule.load.prompts import Pool, PromptsMissing, Source, made_to_length
 from specschedule.load.records import Record, outcome, plain
+from specschedule.load.room import room
 from specschedule.load.streams import ClosedLoop
 from specschedule.load.windows import Tally
 
@@ -42,8 +46,6 @@ LONGEST_WARM_UP_FLOOR = 5.0
 """Warm-up takes at least this long, or a twelfth of the time allowed for it."""
 
 log = logging.getLogger(__name__)
-
-Event = Warmed | CellClosed | VisitEnded | VisitFailed
 
 
 class Failure(Exception):
@@ -80,6 +82,8 @@ class VisitRun:
             records: Where to write what became of every request.
         """
         self._visit, self._pool, self._say = visit, pool, say
+        self._whole = pool
+        """Prompts that the server has room for as they are."""
         self._api_key, self._port, self._host, self._records = api_key, port, host, records
         self._counters = Counters(visit)
         self._page = Page(self._counters)
@@ -147,7 +151,9 @@ class VisitRun:
                 timeout=visit.request_timeout,
                 api_key=self._api_key,
             ) as client:
-                model = await self._reach(client)
+                served = await self._reach(client)
+                await self._leave_out(client, served)
+                model = served.name
                 if self._switches:
                     await self._self_test(client, model)
                 first = await self._next(0)
@@ -176,8 +182,8 @@ class VisitRun:
             gc.enable()
             gc.unfreeze()
 
-    async def _reach(self, client: Client) -> str:
-        """Wait for the server and return the name of its model."""
+    async def _reach(self, client: Client) -> Served:
+        """Wait for the server and return the model that it offers."""
         give_up = self._clock() + REACH_SECONDS
         while True:
             try:
@@ -190,6 +196,34 @@ class VisitRun:
                 if hopeless or self._clock() > give_up:
                     raise Failure("ServerUnreachable", str(error)) from error
             await asyncio.sleep(0.5)
+
+    async def _leave_out(self, client: Client, served: Served) -> None:
+        """Leave out what the server has no room for, and say it."""
+        visit = self._visit
+        try:
+            found = await room(client, served, visit, self._pool)
+        except Unanswered as error:
+            raise Failure("ServerUnreachable", str(error)) from error
+        if found.fit is not None:
+            self._say(Fitted(fit=found.fit))
+            if found.fit.nothing_left:
+                raise Failure("BadPlan", lengths.described(found.fit))
+        self._whole = found.whole
+        if visit.screen is None:
+            update: dict[str, object] = {"windows": found.windows}
+        else:
+            limits = filter(None, (visit.screen.max_model_len, served.max_model_len))
+            within = {
+                "max_model_len": min(limits, default=None),
+                "contexts": [w.context for w in found.windows if w.context is not None],
+            }
+            update = {"screen": visit.screen.model_copy(update=within)}
+        self._visit = visit.model_copy(update=update)
+
+    def _source(self, window: Window, model: str, repeat: int) -> Source:
+        """Return the prompts of a window."""
+        pool = self._pool if made_to_length(window) else self._whole
+        return Source(self._visit, window, pool=pool, model=model, repeat=repeat)
 
     async def _next(self, at: int) -> Window | None:
         """Return the window at a place in the order; a screen chooses it from the cells so far."""
@@ -206,7 +240,7 @@ class VisitRun:
 
     async def _try_out(self, client: Client, model: str, window: Window) -> None:
         """Send one full request, so that a plan the server refuses ends here with its words."""
-        source = Source(self._visit, window, pool=self._pool, model=model, repeat=-1)
+        source = self._source(window, model, -1)
         record = Record(source.take(), window.cell, self._clock())
         await client.send(record)
         if record.error is None:
@@ -226,7 +260,7 @@ class VisitRun:
         previous: Profile | None = None
         while window is not None:
             load = f"{window.profile.plain()}/{window.category}/{window.seed}"
-            source = Source(self._visit, window, pool=self._pool, model=model, repeat=seen[load])
+            source = self._source(window, model, seen[load])
             seen[load] += 1
             for index in range(source.repeats_after or 0):
                 primer = source.request(index, output_tokens=2)

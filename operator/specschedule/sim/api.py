@@ -74,14 +74,7 @@ def read(
         ApiError: vLLM would refuse it.
     """
     plain = _mapping(body, content_type)
-    model = plain.get("model") or served[0]
-    if model not in served:
-        raise ApiError(
-            404,
-            f"The model `{model}` does not exist. Valid aliases: {', '.join(served)}.",
-            kind="NotFoundError",
-            param="model",
-        )
+    model = _model(plain, served)
     if plain.get("n") not in (None, 1):
         raise ApiError(400, "this server answers n=1 only", param="n")
     options = plain.get("stream_options") or {}
@@ -115,6 +108,36 @@ def read(
         extra=_extra(plain),
         seed=_seed(plain),
     )
+
+
+def counted(body: bytes, content_type: str, *, served: Sequence[str]) -> list[int]:
+    """Return the ids of the prompt, or the chat, in the body of a /tokenize request.
+
+    Raises:
+        ApiError: vLLM would refuse it.
+    """
+    plain = _mapping(body, content_type)
+    _model(plain, served)
+    prompt = plain.get("prompt")
+    if "messages" in plain:
+        prompt = _chat_prompt(plain)
+    elif not isinstance(prompt, str):
+        raise _mistyped(
+            "body.TokenizeCompletionRequest.prompt", "Input should be a valid string", prompt
+        )
+    return text.ids_of(prompt)
+
+
+def _model(plain: Mapping[str, Any], served: Sequence[str]) -> str:
+    model = plain.get("model") or served[0]
+    if model not in served:
+        raise ApiError(
+            404,
+            f"The model `{model}` does not exist. Valid aliases: {', '.join(served)}.",
+            kind="NotFoundError",
+            param="model",
+        )
+    return str(model)
 
 
 def _mapping(body: bytes, content_type: str) -> dict[str, Any]:

@@ -238,6 +238,7 @@ class Server:
         routes: list[tuple[str, str, Handler]] = [
             ("POST", "/v1/completions", self._completions),
             ("POST", "/v1/chat/completions", self._chat),
+            ("POST", "/tokenize", self._tokenize),
             ("GET", "/v1/models", self._models),
             ("GET", "/health", self._health),
             ("GET", "/ping", self._health),
@@ -336,6 +337,21 @@ class Server:
             self.engine.add(unit)
         self._work.set()
         return answer
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        ids = api.counted(
+            await request.read(),
+            request.headers.get("Content-Type", ""),
+            served=self.launch.served,
+        )
+        return web.json_response(
+            {
+                "count": len(ids),
+                "max_model_len": self.launch.max_model_len,
+                "tokens": ids,
+                "token_strs": None,
+            }
+        )
 
     async def _models(self, request: web.Request) -> web.Response:
         cards: list[dict[str, Any]] = [

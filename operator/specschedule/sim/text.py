@@ -39,6 +39,12 @@ def tokens_of(prompt: Prompt) -> int:
     return max(1, -(-len(prompt) // 4) if isinstance(prompt, str) else len(prompt))
 
 
+def ids_of(prompt: str) -> list[int]:
+    """Return an id for each token of a text."""
+    parts = [prompt[at : at + 4] for at in range(0, max(1, len(prompt)), 4)]
+    return [zlib.crc32(part.encode("utf-8", "surrogatepass")) % LENGTH for part in parts]
+
+
 def blocks_of(prompt: Prompt) -> list[int]:
     """Return a key per full block of the prompt, equal exactly for equal beginnings."""
     width = 4 * BLOCK if isinstance(prompt, str) else BLOCK

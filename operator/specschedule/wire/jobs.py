@@ -13,18 +13,8 @@ from pydantic import ValidationError
 from specschedule.core.compare import offered
 from specschedule.core.observed import VisitFacts
 from specschedule.core.screening import REQUESTS, most_windows
-from specschedule.core.visit import (
-    CellClosed,
-    Visit,
-    VisitEnded,
-    VisitFailed,
-    Warmed,
-    visit_event,
-    waves,
-)
+from specschedule.core.visit import Event, Visit, VisitEnded, VisitFailed, visit_event, waves
 from specschedule.wire.pods import unix
-
-Event = Warmed | CellClosed | VisitEnded | VisitFailed
 
 
 class DamagedLog(Exception):
