@@ -124,8 +124,41 @@ def test_prompts_are_looked_at_before_any_pod(empty: Place, data: Any, reason: s
     if data is not None:
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "p"}, "data": data}
         empty.apply(body)
-    missing = empty.observe().load
-    assert (missing and missing.reason) == reason
+    seen = empty.observe()
+    assert (seen.load and seen.load.reason) == reason
+    assert seen.workload.categories == ([] if reason else ["code"])
+
+
+ENTRY = '{"timestamp": %d, "input_length": 9, "output_length": 30}\n'
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "words"),
+    [
+        (None, "TraceNotFound", "does not exist"),
+        ({"other": ENTRY % 1}, "TraceNotFound", "has no key trace.jsonl"),
+        ({"trace.jsonl": ENTRY % 1}, "TraceUnreadable", "two arrivals"),
+        ({"trace.jsonl": ENTRY % 1 + ENTRY % 501}, None, ""),
+    ],
+    ids=["no ConfigMap", "no such key", "no trace", "a trace"],
+)
+def test_recorded_arrivals_are_looked_at_before_any_pod(
+    empty: Place, data: Any, reason: str | None, words: str
+) -> None:
+    empty.apply(serving())
+    empty.apply(wanted(load={"points": [8], "trace": {"configMap": "recorded"}}))
+    if data is not None:
+        metadata = {"name": "recorded"}
+        empty.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
+    seen = empty.observe()
+    if seen.load is not None:
+        assert seen.load.reason == reason
+        assert words in seen.load.message
+        return
+    assert reason is None
+    trace = seen.workload.trace
+    assert trace is not None
+    assert (trace.requests, trace.seconds, trace.longest) == (2, 1.0, 39)
 
 
 def test_the_volume_for_records_is_looked_for_before_any_pod(empty: Place) -> None:

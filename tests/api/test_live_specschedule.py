@@ -42,6 +42,7 @@ FULL: dict[str, Any] = {
     "load": {
         "points": [1, 8, 16],
         "requestsPerSecond": [0.5, 4],
+        "trace": {"configMap": "recorded", "key": "monday.jsonl"},
         "prompts": {"configMap": "chat-prompts"},
         "promptTokens": 64,
         "outputTokens": 256,
@@ -55,7 +56,13 @@ FULL: dict[str, Any] = {
     "bar": {
         "improve": [{"metric": "goodput", "at": [8, 16], "by": "15%"}],
         "protect": [
-            {"metric": "decodeRate", "at": [1], "category": "code", "within": "3%"},
+            {
+                "metric": "decodeRate",
+                "at": [1],
+                "category": "code",
+                "context": 4096,
+                "within": "3%",
+            },
             {"metric": "attainment", "within": "3%"},
         ],
         "elsewhere": {"maxLoss": "2.5%"},
@@ -254,6 +261,14 @@ REFUSED = {
         changed("bar.protect", [{"metric": "attainment"}]),
         "spec.bar.protect",
         "attainment is judged at every load.requestsPerSecond",
+    ),
+    "a trace among the prompts": (
+        changed(
+            "load",
+            {"points": [8, 16], "prompts": {"configMap": "p"}, "trace": {"configMap": "p"}},
+        ),
+        "spec.load",
+        "every key there is a category",
     ),
     "a bar that asks for nothing": (
         changed("bar.improve", []),

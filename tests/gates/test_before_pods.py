@@ -7,6 +7,7 @@ from specschedule.core.gates import before_pods, blocking, refused
 from specschedule.core.spec import Spec
 from specschedule.core.target import RolloutFacts, ServerFacts, TargetFacts, Unreadable
 from specschedule.core.versions import version_of_image
+from specschedule.core.workload import Trace
 from specschedule.vllm_facts import matrix
 
 CARD = [[1, 2, 5], [3, 16, 1]]
@@ -53,6 +54,69 @@ def target(
         can_roll=can_roll,
         roll_unchecked=roll_unchecked,
     )
+
+
+TRACE = {"digest": "sha256:0123456789ab", "requests": 400, "seconds": 600.0, "longest": 3000}
+TRACES = {
+    "a trace that fits": ({}, {}, "Pass", "400 arrivals in 600 s"),
+    "longer than a launch may take": (
+        {"seconds": 1801.0},
+        {},
+        "TraceTooLong",
+        "key trace.jsonl of ConfigMap recorded lasts 1801 s, and every launch replays it: cut it "
+        "to 1800 s at most",
+    ),
+    "too few arrivals": ({"requests": 19}, {}, "TraceTooShort", "holds 19 arrivals"),
+    "a request that the model has no room for": (
+        {"longest": 4097},
+        {"max_model_len": 4096},
+        "BeyondModelLength",
+        "a request of 4097 tokens",
+    ),
+    "one that just fits the model": ({"longest": 4096}, {"max_model_len": 4096}, "Pass", ""),
+}
+
+
+@pytest.mark.parametrize("claim", TRACES)
+def test_a_trace_that_no_launch_can_replay_is_refused_by_name(claim):
+    changes, server, reason, words = TRACES[claim]
+    asked = spec(load={"trace": {"configMap": "recorded"}})
+    trace = Trace.model_validate({**TRACE, **changes})
+    gate = answers(asked, target(**server), trace=trace)["trace"]
+    assert (gate.answer if gate.answer == "Pass" else gate.reason) == reason
+    assert words in gate.message
+    assert gate.answer in ("Pass", "Fail")
+
+
+CONTEXTS = {
+    "a context whose requests just fit the model": (4096 - 128, 4096, "Pass", ""),
+    "one token more does not": (
+        4096 - 127,
+        4096,
+        "BeyondModelLength",
+        "spec.bar.protect[0].context 3969 needs prompts of 3841 tokens, which with outputTokens "
+        "256 are more than max_model_len 4096",
+    ),
+    "one that half an answer fills": (128, 4096, "ContextTooShort", "leaves no room for a prompt"),
+    "the shortest that there is": (129, 4096, "Pass", ""),
+    "a model whose length nobody tells": (100_000, None, "NotApplicable", "is not known"),
+}
+
+
+@pytest.mark.parametrize("claim", CONTEXTS)
+def test_a_context_that_no_request_can_have_is_refused_by_name(claim):
+    context, limit, expected, words = CONTEXTS[claim]
+    protect = [{"at": [1], "context": context}]
+    asked = spec(load={"outputTokens": 256}, bar={"improve": [{"by": "15%"}], "protect": protect})
+    gate = answers(asked, target(max_model_len=limit))["load"]
+    assert (gate.reason if gate.answer == "Fail" else gate.answer) == expected
+    assert words in gate.message
+
+
+def test_a_trace_that_was_not_read_is_unknown_and_none_is_not_applicable():
+    gate = answers(spec(load={"trace": {"configMap": "recorded"}}), target())["trace"]
+    assert (gate.answer, gate.reason) == ("Unknown", "TraceNotRead")
+    assert answers(spec(), target())["trace"].answer == "NotApplicable"
 
 
 def answers(spec_, target_, **more):

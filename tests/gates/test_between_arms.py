@@ -580,6 +580,11 @@ def test_acceptance_that_falls_after_a_zero_spell_is_drafter_state_lost():
     assert "70% before, 15% after" in found.message
     kept = candidate(cell(1, 5, share=0.7), cell(8, 0), cell(1, 5, share=0.66), schedule=OFF)
     assert answer("drafterState", kept).answer == "Pass"
+    prose = cell(1, 5, share=0.15).model_copy(update={"category": "prose"})
+    other = candidate(
+        cell(1, 5, share=0.7), cell(8, 0), prose, cell(1, 5, share=0.66), schedule=OFF
+    )
+    assert answer("drafterState", other).answer == "Pass", "another text, not another state"
     assert answer("drafterState", arms()).answer == "NotApplicable"
 
 

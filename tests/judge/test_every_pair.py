@@ -1,6 +1,7 @@
 """Rule EveryPair: every pair meets the bar, two pairs at least, and far above the noise."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -210,6 +211,148 @@ def test_a_protected_decode_rate_leaves_goodput_protected_at_that_point() -> Non
     verdict = run.judge().verdicts[0]
     assert (verdict.verdict, verdict.reason) == ("Worse", "BandCollapsed")
     assert "goodput at 1" in verdict.message
+
+
+def with_categories(*losses: float) -> Judgement:
+    """The candidate loses so much of its decode rate in prose; each pair but the first holds it."""
+    run = Run(spec_of(points=(1, 8), improve=AT_8))
+    for number in (1, 2, 3):
+        for arm, level in (("incumbent", 100.0), ("candidate-card", 130.0)):
+            cells = [cell(1, level, decode=60.0), cell(8, level, decode=20.0)]
+            if number <= len(losses):
+                loss = losses[number - 1] if arm != "incumbent" else 0.0
+                cells.append(cell((1, "prose"), 0.2 * level, decode=60.0 * (1 - loss)))
+            run.add(arm, number, cells)
+    return run.judge()
+
+
+def test_windows_of_one_category_weigh_nothing_in_what_pools_them() -> None:
+    with_prose, without = with_categories(0.07), with_categories()
+    assert with_prose.outcome == "Promoted"
+    bars = [[bar.plain() for bar in judged.verdicts[0].bars] for judged in (with_prose, without)]
+    assert bars[0] == bars[1]
+    rates = {arm.arm: arm.decode for arm in with_prose.arms}
+    assert [(r.at, r.category, r.tokens_per_second, r.windows) for r in rates["incumbent"]] == [
+        (1, "prose", 60.0, 1)
+    ]
+    assert rates["candidate-card"][0].tokens_per_second == pytest.approx(55.8)
+
+
+@pytest.mark.parametrize(
+    ("claim", "losses", "watched"),
+    [
+        ("one pair may be chance", (0.07,), []),
+        ("two pairs of the same sign are watched", (0.07, 0.06), [(1, "prose")]),
+        ("a gain in the second one ends it", (0.07, -0.01), []),
+        ("below minEffect nothing is watched", (0.01, 0.02), []),
+    ],
+)
+def test_a_category_is_watched_from_its_second_pair_on(
+    claim: str, losses: tuple[float, ...], watched: list[tuple[int, str]]
+) -> None:
+    found = [(w.at, w.category) for w in with_categories(*losses).watch]
+    assert found == watched, claim
+
+
+def long_prompts(at: int, context: int, goodput: float) -> dict[str, Any]:
+    """A window whose prompts were made as long as a mean context wants."""
+    profile = {"kind": "hold", "concurrency": at, "context": context - 64}
+    return cell((at, context), goodput, profile=profile)
+
+
+def at_contexts(*, long: float, improve: object, plain: float = 130.0) -> Judgement:
+    """Three pairs at 8 in flight: prompts as they are, and a mean context of 4096 tokens."""
+    run = Run(spec_of(points=(8,), improve=improve))
+    for number in (1, 2, 3):
+        run.add("incumbent", number, [cell(8, 100.0), long_prompts(8, 4096, 50.0)])
+        run.add("candidate-card", number, [cell(8, plain), long_prompts(8, 4096, long)])
+    return run.judge()
+
+
+LONG = [{"metric": "goodput", "at": [8], "context": 4096, "by": "15%"}]
+
+
+@pytest.mark.parametrize(
+    ("claim", "judgement", "expected"),
+    [
+        (
+            "a gain there is a gain there, whatever happens elsewhere within its bounds",
+            at_contexts(long=65.0, plain=100.0, improve=LONG),
+            [("improve", 4096, "Met", 0.3), ("elsewhere", None, "Met", 0.0)],
+        ),
+        (
+            "a gain with prompts as they are is none there",
+            at_contexts(long=50.0, improve=LONG),
+            [("improve", 4096, "NotMet", 0.0), ("elsewhere", None, "Met", 0.3)],
+        ),
+        (
+            "a loss with prompts as they are is not hidden by the context",
+            at_contexts(long=65.0, plain=80.0, improve=LONG),
+            [("improve", 4096, "Met", 0.3), ("elsewhere", None, "Lost", -0.2)],
+        ),
+        (
+            "what names no context is judged by prompts as they are",
+            at_contexts(long=20.0, improve=AT_8),
+            [("improve", None, "Met", 0.3)],
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_context_of_the_bar_is_a_place_of_its_own(
+    claim: str, judgement: Judgement, expected: list[tuple[str, int | None, str, float]]
+) -> None:
+    bars = judgement.verdicts[0].bars
+    found = [(b.kind, b.context, b.answer, pytest.approx(b.change)) for b in bars]
+    assert found == expected, claim
+
+
+def test_a_context_that_was_not_measured_is_unproven() -> None:
+    run = Run(spec_of(points=(8,), improve=LONG))
+    run.pairs([({8: 100.0}, {8: 130.0})] * 3)
+    bar = run.judge().verdicts[0].bars[0]
+    assert (bar.answer, bar.reason) == ("Unproven", "MetricMissing")
+    assert "goodput at 8, context 4096" in bar.message
+
+
+def test_near_contexts_of_the_bar_are_told_apart_where_both_are_named() -> None:
+    """By a gap alone, 1000 and 1200 tokens would be one context."""
+    improve = [
+        {"metric": "goodput", "at": [8], "context": context, "by": "15%"}
+        for context in (1000, 1200)
+    ]
+    run = Run(spec_of(points=(8,), improve=improve))
+    for number in (1, 2, 3):
+        for arm, gain in (("incumbent", 0.0), ("candidate-card", 0.3)):
+            near = [
+                long_prompts(8, 1000, 50.0 * (1 + gain)),
+                long_prompts(8, 1200, 40.0 * (1 + gain / 10)),
+            ]
+            run.add(arm, number, [cell(8, 100.0), *near])
+    bars = run.judge().verdicts[0].bars
+    assert [(b.context, b.answer) for b in bars if b.kind == "improve"] == [
+        (1000, "Met"),
+        (1200, "NotMet"),
+    ]
+
+
+def test_decode_rates_are_told_by_depth_as_far_as_windows_count() -> None:
+    run = Run(spec_of(points=(8,), improve=AT_8))
+    run.pairs([({8: 100.0}, {8: 130.0})] * 2)
+    depths = [
+        cell(1, decode=rate, profile={"kind": "depth", "concurrency": 1, "context": depth}, **more)
+        for depth, rate, more in (
+            (512, 60.0, {}),
+            (2048, 45.0, {}),
+            (2048, 10.0, {"void": "sends lagged"}),
+            (4096, 9.0, {"inFlightExact": 0.2}),
+        )
+    ]
+    run.add("incumbent", 3, [cell(8, 100.0), *depths])
+    (rates,) = [arm.decode for arm in run.judge().arms if arm.arm == "incumbent"]
+    assert [(r.depth, r.category, r.tokens_per_second) for r in rates] == [
+        (512, None, 60.0),
+        (2048, None, 45.0),
+    ]
 
 
 @pytest.mark.parametrize(

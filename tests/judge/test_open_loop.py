@@ -123,6 +123,48 @@ def test_an_open_loop_across_the_boundaries_must_show_no_loss(
     assert bar.kind == "elsewhere"
 
 
+REPLAYED = {"points": [8], "trace": {"configMap": "recorded"}}
+
+
+def replayed(
+    goods: Sequence[tuple[int, int | None]], improve: Sequence[dict[str, Any]]
+) -> Judgement:
+    """Three rounds that gain 30 % goodput, with (incumbent, candidate) good of 100 in the trace."""
+    run = Run(spec_of(load=REPLAYED, improve=improve))
+    for number, (theirs, ours) in enumerate(goods, start=1):
+        for arm, rate, good in (("incumbent", 100.0, theirs), ("candidate-card", 130.0, ours)):
+            trace = {"kind": "open", "requestsPerSecond": 1.5, "trace": "sha256:0123456789ab"}
+            more = [] if good is None else [window(good, 1.5, profile=trace)]
+            run.add(arm, number, [cell(8, rate), *more])
+    return run.judge()
+
+
+@pytest.mark.parametrize(
+    ("claim", "goods", "expected"),
+    [
+        ("as good as before", [(90, 90)] * 3, ("Better", "Met", "NoLossShown")),
+        ("worse in every pair", [(90, 70)] * 3, ("Worse", "Lost", "LossShown")),
+        ("not replayed", [(90, None)] * 3, ("Inconclusive", "Unproven", "MetricMissing")),
+    ],
+)
+def test_a_trace_must_show_no_loss_where_the_bar_does_not_name_it(
+    claim: str, goods: Sequence[tuple[int, int | None]], expected: tuple[str, ...]
+) -> None:
+    verdict = replayed(goods, [{"at": [8], "by": "15%"}]).verdicts[0]
+    (bar,) = [bar for bar in verdict.bars if bar.trace]
+    assert (verdict.verdict, bar.answer, bar.reason) == expected, claim
+    assert (bar.kind, bar.at, bar.requests_per_second) == ("elsewhere", None, None)
+    assert bar.message.startswith("attainment at trace: ")
+
+
+def test_attainment_is_asked_for_at_the_trace_as_at_a_rate() -> None:
+    judgement = replayed([(70, 90), (71, 90), (70, 90)], ATTAINS)
+    (bar,) = bars(judgement, "improve")
+    assert (bar.trace, bar.answer, bar.change) == (True, "Met", pytest.approx(0.59 / 3))
+    assert [floor.metric.value for floor in judgement.noise_floor if floor.trace] == ["attainment"]
+    assert not [bar for bar in bars(judgement, "elsewhere") if bar.trace], "once is enough"
+
+
 @pytest.mark.parametrize(
     ("claim", "load", "requirement", "words"),
     [
@@ -137,6 +179,18 @@ def test_an_open_loop_across_the_boundaries_must_show_no_loss(
             LOAD,
             {"metric": "attainment", "at": [8], "by": "5%"},
             "leave at out",
+        ),
+        (
+            "a trace among the prompts",
+            {"points": [8], "prompts": {"configMap": "p"}, "trace": {"configMap": "p"}},
+            {"by": "5%"},
+            "every key there is a category",
+        ),
+        (
+            "at a context",
+            LOAD,
+            {"metric": "attainment", "context": 512, "by": "5%"},
+            "leave context out",
         ),
         ("a rate of 0", {**LOAD, "requestsPerSecond": [0]}, {"by": "5%"}, "greater than 0"),
     ],

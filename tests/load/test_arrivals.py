@@ -94,6 +94,16 @@ def test_a_published_trace_is_replayed_with_its_lengths(tmp_path: Path) -> None:
             '{"timestamp":1,"input_length":5,"output_length":5}\n',
             "two arrivals",
         ),
+        (
+            "an empty prompt",
+            '{"timestamp":1,"input_length":0,"output_length":5}\n',
+            "1 at least",
+        ),
+        (
+            "a time that is none",
+            '{"timestamp":NaN,"input_length":5,"output_length":5}\n',
+            "must be finite",
+        ),
     ],
 )
 def test_a_bad_trace_is_refused(claim: str, text: str, words: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specschedule.core.evidence import Cell
 from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed
+from specschedule.core.workload import digest_of_trace
 from specschedule.load.arrivals import draw
 from specschedule.load.prompts import Pool
 from specschedule.load.visit import Event, VisitRun
@@ -493,6 +494,34 @@ def test_a_trace_is_replayed_with_its_times_and_lengths(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_trace_named_by_its_digest_is_the_one_that_was_given(tmp_path: Path) -> None:
+    lengths = [(10 + 3 * n, 4 + n % 5) for n in range(20)]
+    text = "".join(
+        json.dumps({"timestamp": 40 * n, "input_length": i, "output_length": o}) + "\r\n"
+        for n, (i, o) in enumerate(lengths)
+    )
+    trace = tmp_path / "trace.jsonl"
+    profile = {"kind": "open", "trace": digest_of_trace(text), "requestsPerSecond": 25}
+
+    async def run() -> tuple[bool, list[Event], list[dict[str, Any]]]:
+        async with Scripted() as server:
+            well, said = await carry_out(plan(server.url, profile), trace=trace)
+            return well, said, server.bodies
+
+    trace.write_bytes(text.encode())
+    well, said, bodies = asyncio.run(run())
+    assert well
+    assert cells(said)[0].offered == 20
+    # Two turns at least of the trace went over the wire: the one that counts, and what led to it.
+    asked = [(len(body["prompt"]), body["max_tokens"], body["min_tokens"]) for body in bodies]
+    assert {(i, o, o) for i, o in lengths} <= set(asked)
+
+    trace.write_text(text.replace('"output_length": 8', '"output_length": 9'))
+    well, said, bodies = asyncio.run(run())
+    assert (well, bodies) == (False, [])
+    assert "put the trace back as it was" in failure(said).message
+
+
 def test_a_depth_sweep_leaves_degenerate_and_cached_answers_out_and_counts_them() -> None:
     async def run() -> None:
         def script(number: int, body: dict[str, Any]) -> Script:
@@ -532,6 +561,13 @@ def test_a_depth_sweep_leaves_degenerate_and_cached_answers_out_and_counts_them(
         ),
         ("no rate", [{"kind": "open"}], None, "BadPlan", "requestsPerSecond"),
         ("no trace", [{"kind": "open", "trace": "/nowhere"}], None, "BadPlan", "/nowhere"),
+        (
+            "a trace that was not given",
+            [{"kind": "open", "trace": "sha256:0123456789ab"}],
+            None,
+            "BadPlan",
+            "SPECSCHEDULE_TRACE",
+        ),
         ("no depth", [{"kind": "depth"}], None, "BadPlan", "context"),
         ("no such category", [HOLD], Pool({"code": ["x"]}), "PromptsMissing", "'prose'"),
     ],

@@ -1,5 +1,6 @@
 """``specschedule tune --local`` as people run it, kill it and go on, with a simulated engine."""
 
+import gzip
 import json
 import shlex
 import signal
@@ -164,6 +165,11 @@ def test_an_engine_that_does_not_start_ends_the_run_with_its_words(tmp_path: Pat
         ),
         ("names ConfigMap (none)", {}, ["--prompts", "."]),
         (
+            "--trace says where its arrivals are",
+            {"load": {"points": [4], "trace": {"configMap": "recorded"}}},
+            [],
+        ),
+        (
             "set SPECSCHEDULE_API_KEY instead",
             {"load": {"points": [4], "apiKeySecretRef": {"name": "key"}}},
             [],
@@ -195,6 +201,40 @@ WINS: dict[str, Any] = {
 }
 SERVED = sim("--world", "steady", tokens=1)
 """Every step takes 50 ms and every draft is accepted: K=5 needs 6 steps where K=1 needs 16."""
+
+
+def test_a_recorded_trace_is_replayed_in_every_launch(tmp_path: Path) -> None:
+    lengths = [(5 + n, 3 + n % 4) for n in range(24)]
+    trace = tmp_path / "recorded.jsonl"
+    trace.write_text(
+        "".join(
+            json.dumps({"timestamp": 60 * n, "input_length": i, "output_length": o}) + "\n"
+            for n, (i, o) in enumerate(lengths)
+        )
+    )
+    records = {"persistentVolumeClaim": "kept"}
+    load = {**WINS["load"], "trace": {"configMap": "recorded"}, "records": records}
+    bar = {"improve": [{"metric": "attainment", "by": "20%"}]}
+    run = Run(tmp_path, SERVED, **{**WINS, "load": load, "bar": bar})
+    code, said = run.finish("--trace", str(trace), "--minutes", "0.05")
+    assert code == 3, said
+    statuses = [trial["status"] for trial in run.trials]
+    assert [status["check"] for status in statuses] == ["Agrees", "Agrees"]
+    replays = [c for s in statuses for c in s["cells"] if "trace" in c["profile"]]
+    assert [(c["cell"][:8], c["offered"], c["completed"]) for c in replays] == [
+        ("r1-trace", 24, 24)
+    ] * 2
+    assert [c["windowSeconds"] for c in replays] == pytest.approx([24 * 0.06] * 2, abs=0.001)
+    for path in sorted((run.folder / "records").glob("*.gz")):
+        lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        counted = [x for x in lines if x["counted"] and x["cell"] == replays[0]["cell"]]
+        counted.sort(key=lambda line: line["index"])
+        assert [(x["promptTokens"], x["outputTokens"]) for x in counted] == lengths
+    gates = {gate["gate"]: gate["answer"] for gate in run.status["gates"]}
+    assert gates["trace"] == "Pass"
+    assert [bar["reason"] for bar in run.judged()["verdicts"][0]["bars"] if bar.get("trace")] == [
+        "TooFewPairs"
+    ]
 
 
 def test_a_whole_run_in_pieces_finds_the_better_schedule(tmp_path: Path) -> None:

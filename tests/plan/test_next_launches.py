@@ -24,6 +24,7 @@ from specschedule.core.plan import (
 )
 from specschedule.core.spec import Rule, Spec
 from specschedule.core.target import ServerFacts
+from specschedule.core.workload import Workload
 
 SERVER = ServerFacts(
     container="server",
@@ -31,6 +32,7 @@ SERVER = ServerFacts(
     speculative={"method": "eagle3", "num_speculative_tokens": 5},
 )
 CARD = "candidate-card"
+SENT = Workload(categories=["code", "prose"])
 
 
 def spec_of(effort: str = "Quick", *, candidates: Sequence[str] = ("card",), **more: Any) -> Spec:
@@ -469,6 +471,72 @@ def test_without_two_places_nobody_asks_for_one(claim: str, nodes: tuple[str, st
 
     carry_out(spec_of("Standard"), {CARD: 0.3}, fate)
     assert set(asked) == {None}, claim
+
+
+def held_apart(
+    effort: str, losses: Mapping[str, list[float]], fate: Fate = lambda slot: {}
+) -> list[tuple[int, str, list[str]]]:
+    """Return (round, arm, categories held at 1) of each launch.
+
+    The candidate's decode rate by category loses so much in the pair of a round.
+    """
+    spec = spec_of(effort)
+    ways = {arm.name: arm for arm in arms(spec, SERVER)}
+    done: list[LaunchRecord] = []
+    seen = []
+    while isinstance(
+        answer := next_launches(spec, list(ways.values()), done, run="a", workload=SENT),
+        Start,
+    ):
+        for slot in answer.slots:
+            held = [w for w in slot.windows if w.category and w.profile.concurrency == 1]
+            seen.append((slot.round, slot.arm, sorted(w.category or "" for w in held)))
+            ended = record(slot, ways[slot.arm], {CARD: 0.3}, **fate(slot))
+            categories = {w.cell: w.category for w in slot.windows}
+            cells = []
+            for cell in ended.cells:
+                category = categories[cell.cell]
+                by_round = dict(enumerate(losses.get(category or "", []), start=1))
+                level = 60.0 * (1 - by_round.get(slot.round, 0.0) * (slot.arm == CARD))
+                cells.append(cell.model_copy(update={"category": category, "decode_rate": level}))
+            done.append(ended.model_copy(update={"cells": cells}))
+    return seen
+
+
+@pytest.mark.parametrize("effort", ["Quick", "Standard"])
+def test_the_first_pair_holds_every_category_and_later_ones_what_was_lost_so_far(
+    effort: str,
+) -> None:
+    seen = held_apart(effort, {"prose": [0.07, 0.07, -0.01]})
+    pairs = [(number, held) for number, arm, held in seen if arm in (INCUMBENT, CARD)]
+    assert (
+        pairs[:8]
+        == [
+            *[(1, ["code", "prose"])] * 2,
+            *[(2, ["prose"])] * 2,
+            *[(3, ["prose"])] * 2,
+            *[(4, [])] * 2,
+        ][: len(pairs)]
+    )
+    (first, *later) = [held for _, arm, held in seen if arm == "none"]
+    assert first == ([] if effort == "Quick" else ["code", "prose"])
+    assert not any(later)
+
+
+def test_a_loss_that_no_second_pair_shows_is_not_measured_a_third_time() -> None:
+    seen = held_apart("Quick", {"prose": [0.07, -0.01]})
+    assert [held for number, arm, held in seen if arm == CARD] == [["code", "prose"], ["prose"], []]
+
+
+def test_a_first_pair_that_was_void_holds_them_again() -> None:
+    lost = iter(["preempted"])
+    seen = held_apart(
+        "Quick", {}, lambda slot: {"void": next(lost, None)} if slot.arm == CARD else {}
+    )
+    assert [held for number, _, held in seen if number == 1] == [["code", "prose"]] * len(
+        [1 for number, *_ in seen if number == 1]
+    )
+    assert len([1 for number, arm, _ in seen if (number, arm) == (1, CARD)]) == 2
 
 
 def test_from_the_second_round_on_every_arm_meets_the_same_open_loop() -> None:

@@ -18,7 +18,8 @@ from specschedule.core.evidence import Cell, Launch, Profile, Receipt
 from specschedule.core.spec import Spec
 from specschedule.core.target import ServerFacts
 from specschedule.core.visit import Window
-from specschedule.core.windows import swing, windows
+from specschedule.core.windows import MOST_CATEGORIES, apart, swing, windows
+from specschedule.core.workload import Trace, Workload
 from specschedule.load.arrivals import draw
 from specschedule.sim.engine import Engine, Request
 from specschedule.sim.virtual import Arm as EngineArm
@@ -80,6 +81,56 @@ def test_windows_hold_each_point_and_each_category_that_the_bar_names() -> None:
     assert {w.profile.concurrency: w.tokens for w in found} == {1: 5, 8: 1, 16: 1}
     assert all(w.requests == 20 for w in found)
     assert len({w.cell for w in found}) == len(found)
+
+
+CATEGORIES = ["code", "prose", "shell", "tool-json"]
+APART = {
+    "a candidate in Quick": ("Quick", "candidate-card", CATEGORIES, 8),
+    "the incumbent in Quick": ("Quick", "incumbent", CATEGORIES, 8),
+    "no control in Quick, which must stay short": ("Quick", "none", CATEGORIES, 0),
+    "a control in Standard": ("Standard", "none", CATEGORIES, 8),
+    "no more than four categories": ("Standard", "incumbent", [*CATEGORIES, "a", "z"], 8),
+    "none where prompts are synthetic": ("Standard", "incumbent", [], 0),
+}
+
+
+@pytest.mark.parametrize("claim", APART)
+def test_first_launches_hold_categories_at_the_lowest_and_the_highest_load(claim: str) -> None:
+    effort, arm, categories, expected = APART[claim]
+    found = apart(spec_of(effort=effort), arm, categories)
+    assert len(set(found)) == len(found) == expected
+    assert {at for at, _ in found} <= {1, 16}
+    assert [name for at, name in found if at == 1] == sorted(categories)[: expected // 2]
+
+
+def test_a_category_that_the_bar_names_too_is_held_once() -> None:
+    spec = spec_of()
+    held = apart(spec, "incumbent", CATEGORIES)
+    found = windows(spec, arm_of(spec, "incumbent"), round=1, first=True, apart=held)
+    of_categories = [(w.profile.concurrency, w.category) for w in found if w.category]
+    assert sorted(of_categories) == sorted(held)
+    assert (1, "code") in held
+    assert len({w.cell for w in found}) == len(found)
+
+
+def test_what_categories_add_is_in_the_price_and_what_is_left_out_is_named() -> None:
+    spec = spec_of()
+    many = Workload(categories=[*CATEGORIES, "a-first", "zulu"])
+    plain, whole = (
+        cost(spec, arms(spec, SERVER), boot_seconds=240.0, gpus=1, workload=sent)
+        for sent in (None, many)
+    )
+    assert plain.notes == []
+    held, left_out = whole.notes
+    assert "incumbent and candidate holds a-first, code, prose, shell apart at 1 and 16" in held
+    # The bar holds code at 1 anyway; a request is as slow as the SLO lets it be.
+    added = (3 * (1 + 20) + MOST_CATEGORIES * (1 + 2)) * (0.5 + 256 * 0.04) / 60
+    assert f"{added:.1f} minutes more" in held
+    assert "tool-json, zulu" in left_out
+    before, after = ({row.arm: row.minutes for row in each.arms} for each in (plain, whole))
+    for arm in ("incumbent", "candidate-card"):
+        assert after[arm] - before[arm] == pytest.approx(added, abs=0.11), "its first launch only"
+    assert after["none"] == before["none"]
 
 
 def test_orders_and_prompts_change_from_round_to_round_and_repeat_by_seed() -> None:
@@ -207,6 +258,111 @@ def test_offered_loads_are_measured_by_every_launch_of_any_effort() -> None:
             assert len({w.cell for w in opens}) == 4
 
 
+def swept(spec: Spec, *, first: bool, limit: int | None, name: str = "none") -> list[Window]:
+    server = SERVER.model_copy(update={"max_model_len": limit})
+    arm = next(each for each in arms(spec, server) if each.name == name)
+    found = windows(spec, arm, round=1 if first else 2, first=first)
+    return [window for window in found if window.profile.kind == "depth"]
+
+
+def test_first_launches_sweep_two_depths_with_one_stream() -> None:
+    spec = spec_of(effort="Standard")
+    for name in ("incumbent", "candidate-card", "none", "static-1"):
+        found = swept(spec, first=True, limit=4096, name=name)
+        assert [(w.profile.context, w.profile.concurrency) for w in found] == [(512, 1), (2048, 1)]
+        assert swept(spec, first=False, limit=4096, name=name) == []
+    assert {w.tokens for w in swept(spec, first=True, limit=4096, name="candidate-card")} == {5}
+    assert swept(spec_of(), first=True, limit=4096) == [], "Quick must stay short"
+
+
+SWEPT = {
+    "a depth beyond the model is named": ({}, 2048, [512], "2048: beyond max_model_len 2048"),
+    "one that just fits is swept": ({}, 2048 + 256, [512, 2048], None),
+    "so are all where nobody says how much fits": ({}, None, [], "--max-model-len is not given"),
+    "prompts of the user's own are not made longer": (
+        {"prompts": {"configMap": "p"}}, 4096, [], "prompts are given",
+    ),
+    "a deep prompt that is cached tells nothing": (
+        {"prefixCache": "Shared"}, 4096, [], "a deep prompt is cached",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("claim", SWEPT)
+def test_depths_that_are_left_out_are_named(claim: str) -> None:
+    load, limit, expected, words = SWEPT[claim]
+    plain = {**SPEC, "load": {**SPEC["load"], **load}, "experiment": {"effort": "Standard"}}
+    spec = Spec.model_validate(plain)
+    found = swept(spec, first=True, limit=limit)
+    assert [w.profile.context for w in found] == expected
+    server = SERVER.model_copy(update={"max_model_len": limit})
+    notes = cost(spec, arms(spec, server), boot_seconds=240.0, gpus=1).notes
+    left_out = [note for note in notes if note.startswith("not swept: ")]
+    assert [words in note for note in left_out] == ([True] if words else [])
+    minutes = len(expected) * 21 * (0.5 + 256 * 0.04) / 60
+    told = [note for note in notes if "decodes one stream at depths" in note]
+    assert [f"{minutes:.1f} minutes more" in note for note in told] == [True] * bool(expected)
+
+
+def test_contexts_that_the_bar_names_are_held_with_prompts_made_that_long() -> None:
+    rows = [[1, 16, 1, 1023, 1], [1, 16, 1024, 4096, 3]]
+    asked = [
+        {"metric": "goodput", "at": [8], "context": 2048, "by": "15%"},
+        {"metric": "decodeRate", "at": [1], "category": "code", "context": 512, "by": "3%"},
+    ]
+    candidates = [{"name": "card", "schedule": rows}]
+    plain = {**SPEC, "candidates": candidates, "bar": {"improve": asked}}
+    spec = Spec.model_validate(plain)
+    for number in (1, 2):
+        arm = arm_of(spec, "candidate-card")
+        found = windows(spec, arm, round=number, first=number == 1)
+        held = {
+            (w.profile.concurrency, w.category, w.context): (w.profile.context, w.tokens)
+            for w in found
+            if w.profile.kind == "hold"
+        }
+        # Requests go from 128 to 384 tokens as they are; answers are 256 tokens long.
+        assert held == {
+            (1, None, None): (None, 1),
+            (8, None, None): (None, 1),
+            (16, None, None): (None, 1),
+            (8, None, 2048): (1920, 3),
+            (1, "code", 512): (384, 1),
+        }
+        assert len({w.cell for w in found}) == len(found)
+
+
+TRACE = Trace(digest="sha256:0123456789ab", requests=90, seconds=60.0, longest=900)
+
+
+@pytest.mark.parametrize("effort", ["Quick", "Standard"])
+def test_every_launch_replays_the_trace_once(effort: str) -> None:
+    asked = [{"metric": "attainment", "category": "code", "by": "5%"}]
+    load = {"points": [8], "trace": {"configMap": "recorded"}}
+    plain = {**SPEC, "load": load, "bar": {"improve": asked}, "experiment": {"effort": effort}}
+    spec = Spec.model_validate(plain)
+    for name in ("incumbent", "candidate-card", "none"):
+        for number in (1, 2):
+            found = windows(spec, arm_of(spec, name), round=number, first=number == 1, trace=TRACE)
+            replays = [w for w in found if w.profile.trace is not None]
+            assert [(w.category, w.requests) for w in replays] == [(None, 90), ("code", 90)]
+            assert {w.profile.trace for w in replays} == {TRACE.digest}
+            assert {w.profile.mean_rate for w in replays} == {1.5}
+            assert {w.profile.kind for w in replays} == {"open"}
+
+
+def test_a_trace_costs_every_launch_as_long_as_it_lasts() -> None:
+    load = {**SPEC["load"], "trace": {"configMap": "recorded"}}
+    spec = Spec.model_validate({**SPEC, "load": load})
+    plain, whole = (
+        cost(spec, arms(spec, SERVER), boot_seconds=240.0, gpus=1, workload=sent)
+        for sent in (None, Workload(trace=TRACE))
+    )
+    request = 0.5 + 256 * 0.04
+    added = plain.launches * (60 + request) / 60
+    assert whole.minutes - plain.minutes == pytest.approx(added, abs=0.3)
+
+
 @pytest.mark.parametrize(
     ("claim", "effort", "launches", "expected"),
     [
@@ -221,7 +377,8 @@ def test_the_swinging_load_is_what_the_incumbent_can_bear(
 ) -> None:
     spec = spec_of(effort=effort)
     done = [held(spec, rates) for rates in launches]
-    assert swing(spec, arms(spec, SERVER), done) == expected, claim
+    found = swing(spec, arms(spec, SERVER), done)
+    assert (found and (found.low, found.peak)) == expected, claim
 
 
 def test_a_void_launch_tells_no_rates() -> None:
@@ -497,6 +654,41 @@ def test_bad_input_gets_one_clear_line(
     assert result.exit_code == 2, claim
     assert said in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def test_prompts_are_priced_by_their_categories_or_the_price_says_that_it_lacks_them(
+    tmp_path: Path,
+) -> None:
+    spec = {**SPEC, "load": {**SPEC["load"], "prompts": {"configMap": "chat-prompts"}}}
+    assert "not in this price" in ask(tmp_path, DEPLOYMENT, spec=spec).output
+    prompts = str(Path(__file__).parents[2] / "hack/prompts/chat-prompts.yaml")
+    told = ask(tmp_path, DEPLOYMENT, "--prompts", prompts, spec=spec).output
+    assert "holds code, prose, shell, tool-json apart at 1 and 16 in flight" in told
+    assert "not in this price" not in told
+    wrong = ask(tmp_path, DEPLOYMENT, "--prompts", str(tmp_path / "none.yaml"), spec=spec)
+    assert wrong.exit_code == 2
+    assert "--prompts" in wrong.output
+
+
+def test_a_trace_is_priced_where_it_is_given_and_a_bad_one_is_refused(tmp_path: Path) -> None:
+    spec = {**SPEC, "load": {**SPEC["load"], "trace": {"configMap": "recorded"}}}
+    assert (
+        "replays the trace too, which is not in this price"
+        in ask(tmp_path, DEPLOYMENT, spec=spec).output
+    )
+    trace = tmp_path / "trace.jsonl"
+    entry = '{{"timestamp": {}, "input_length": 9, "output_length": 9}}\n'
+    trace.write_text("".join(entry.format(1000 * n) for n in range(40)))
+    told = ask(tmp_path, DEPLOYMENT, "--trace", str(trace), spec=spec).output
+    assert "not in this price" not in told
+    assert "refuses" not in told
+    trace.write_text("".join(entry.format(60_000 * n) for n in range(40)))
+    told = ask(tmp_path, DEPLOYMENT, "--trace", str(trace), spec=spec).output
+    assert "preflight refuses this run: trace: " in told
+    trace.write_text("nonsense\n")
+    wrong = ask(tmp_path, DEPLOYMENT, "--trace", str(trace), spec=spec)
+    assert wrong.exit_code == 2
+    assert "trace.jsonl:1" in wrong.output
 
 
 def test_an_impossible_schedule_is_named(tmp_path: Path) -> None:

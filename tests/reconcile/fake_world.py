@@ -33,6 +33,7 @@ from specschedule.core.screening import next_window
 from specschedule.core.spec import Spec
 from specschedule.core.target import RolloutFacts, ServerFacts, TargetFacts, Unreadable
 from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed
+from specschedule.core.workload import Workload
 from specschedule.ports import Conflict, Key, Refused
 from specschedule.sim import virtual
 from specschedule.sim.worlds import WORLDS
@@ -92,6 +93,7 @@ class FakeWorld:
         """What the probe's scheduler wrote into its log during the visit."""
         self.scheduler_class: str | None = None
         self.serving: ServingRegime | None = None
+        self.workload = Workload()
         self.kv_cache_tokens = 100_000
         self.captured_sizes: list[int] | None = [8 * at for at in range(1, 129)]
 
@@ -125,6 +127,7 @@ class FakeWorld:
             ),
             target=self._target(),
             load=self.missing,
+            workload=self.workload,
             trials=[self._trial(name) for name in sorted(self.trials)],
             serving=None if self.trials else self.serving,
             metrics=MetricsFacts(
@@ -252,6 +255,7 @@ class FakeWorld:
                 update={
                     "cell": w.cell,
                     "tokens": w.tokens,
+                    "category": w.category,
                     "prefix_cache": PrefixCache(queries=c.offered * 64, hits=0),
                     "preemptions": 0,
                 }

@@ -8,6 +8,7 @@ from specschedule.api.v1alpha1 import Status
 from specschedule.core.observed import SetSpeculative, StartVisit
 from specschedule.core.spec import Spec
 from specschedule.core.target import Unreadable
+from specschedule.core.workload import Workload
 from specschedule.reconcile import Reconciler
 
 from .fake_world import KEY, FakeWorld, Killed
@@ -119,6 +120,24 @@ def test_killed_after_any_single_action_the_run_ends_in_the_same_place():
         assert len(of.writes()) == 1, death
         assert set(of.launched()) == set(whole.launched()), death
         assert (of.pods, of.visits, of.finalizer) == ({}, {}, False), death
+
+
+def test_prompt_categories_are_those_of_the_beginning_and_their_decode_rates_are_told():
+    prompts = {"configMap": "chat-prompts"}
+    of = world({**SPEC, "load": {**SPEC["load"], "prompts": prompts}})
+    of.workload = Workload(categories=["code", "prose"])
+    run(of, until=over(1))
+    of.workload = Workload(categories=["another", "code", "prose"])
+    status = run(of)
+    assert status["outcome"] == "Promoted", status["message"]
+    told = {
+        arm["arm"]: [(rate["at"], rate["category"]) for rate in arm.get("decode", [])]
+        for arm in status["arms"]
+    }
+    held = [(1, "code"), (1, "prose"), (16, "code"), (16, "prose")]
+    assert told == {"incumbent": held, "candidate-card": held, "none": []}
+    assert "code, prose apart at 1 and 16 in flight" in status["plan"]["notes"][0]
+    Status.model_validate(status)
 
 
 def test_the_noise_and_a_forecast_are_known_from_the_first_relaunch_on():

@@ -46,6 +46,27 @@ def test_a_run_shows_its_noise_and_what_the_bar_still_needs_while_it_goes_on() -
     assert "needs about 6 rounds" in forecast
 
 
+def test_decode_rates_by_category_stand_below_their_arm() -> None:
+    rates = [
+        {"at": at, "category": name, "tokensPerSecond": rate, "windows": 1}
+        for at, name, rate in ((1, "code", 63.51), (1, "prose", 48.2), (8, "code", 40.0))
+    ]
+    arm = {"arm": "incumbent", "launches": 1, "cells": 4, "goodput": [], "decode": rates}
+    text = "\n".join(render({**RUNNING, "arms": [arm]}, NOW))
+    assert "tokens/s of one stream at 1: code 63.51, prose 48.2\n" in text
+    assert "tokens/s of one stream at 8: code 40\n" in text
+
+
+def test_decode_rates_by_depth_stand_there_too() -> None:
+    rates = [
+        {"at": 1, "depth": depth, "tokensPerSecond": rate, "windows": 1}
+        for depth, rate in ((512, 63.5), (2048, 48.25))
+    ]
+    arm = {"arm": "none", "launches": 1, "cells": 4, "goodput": [], "decode": rates}
+    text = "\n".join(render({**RUNNING, "arms": [arm]}, NOW))
+    assert "tokens/s of one stream at 1: depth 512: 63.5, depth 2048: 48.25\n" in text
+
+
 def test_elsewhere_is_shown_where_something_was_lost_only() -> None:
     text = "\n".join(render(RUNNING, NOW))
     assert "goodput at 4: -9.0%" in text

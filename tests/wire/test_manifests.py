@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specschedule.core.observed import TrialSpec
-from specschedule.core.spec import SecretKeyReference
+from specschedule.core.spec import SecretKeyReference, TraceReference
 from specschedule.core.visit import Visit
 from specschedule.wire import manifests, names
 
@@ -46,6 +46,7 @@ def job(**options: Any) -> Any:
         "image": "specschedule:1",
         "pull_policy": "Never",
         "prompts": None,
+        "trace": None,
         "records": None,
         "api_key": None,
         "priority_class": None,
@@ -239,6 +240,20 @@ def test_prompts_are_mounted_and_the_key_is_passed_by_reference() -> None:
     assert environment["SPECSCHEDULE_API_KEY"]["valueFrom"] == {
         "secretKeyRef": {"name": "key", "key": "apiKey"}
     }
+
+
+def test_recorded_arrivals_are_mounted_under_one_name_whatever_their_key() -> None:
+    made = job(trace=TraceReference(config_map="recorded", key="monday.jsonl"))
+    inner = made["spec"]["template"]["spec"]
+    items = [{"key": "monday.jsonl", "path": "trace.jsonl"}]
+    assert inner["volumes"] == [
+        {"name": "trace", "configMap": {"name": "recorded", "items": items}}
+    ]
+    (load,) = inner["containers"]
+    assert load["volumeMounts"] == [{"name": "trace", "mountPath": "/trace", "readOnly": True}]
+    environment = {each["name"]: each["value"] for each in load["env"]}
+    assert environment["SPECSCHEDULE_TRACE"] == "/trace/trace.jsonl"
+    assert "SPECSCHEDULE_TRACE" not in str(job())
 
 
 def test_records_go_to_a_file_of_their_own_on_the_volume() -> None:

@@ -30,6 +30,9 @@ REASONS: dict[str, str] = {
     "PromptsNotFound": "The ConfigMap of spec.load.prompts does not exist.",
     "RecordsNotFound": "The PersistentVolumeClaim of spec.load.records does not exist.",
     "PromptsEmpty": "The ConfigMap of spec.load.prompts holds no prompts.",
+    "TraceNotFound": "The ConfigMap of spec.load.trace, or its key, does not exist.",
+    "TraceUnreadable": "The recorded arrivals of spec.load.trace cannot be read.",
+    "TraceNotRead": "The recorded arrivals of spec.load.trace were not read.",
     # The target cannot be read or edited exactly.
     "InvalidRetry": "The annotation specschedule.dev/retry is no count.",
     "InvalidSpec": "The spec is not valid; the message names the field.",
@@ -51,6 +54,9 @@ REASONS: dict[str, str] = {
     "UnresolvedVariable": "An argument refers to an environment variable that is not known.",
     # Refused before any pod.
     "PrometheusNotConfigured": "Neither spec.prometheus.url nor the operator names a Prometheus.",
+    "TraceTooLong": "The recorded arrivals of spec.load.trace last longer than a launch may take.",
+    "TraceTooShort": "The recorded arrivals of spec.load.trace are too few to carry anything.",
+    "ContextTooShort": "A context of the bar leaves no room for a prompt.",
     "DataParallel": "The target serves with data parallelism, where vLLM drops schedules.",
     "VersionTooOld": "The target's vLLM has no schedules, or ignores them.",
     "EngineRefusesSchedule": "The target's vLLM refuses this schedule with this configuration.",

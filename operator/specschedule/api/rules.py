@@ -81,12 +81,13 @@ def _points_known(requirements: str) -> Rule:
 def _attainment_offered(requirements: str) -> Rule:
     wrong = (
         "has(i.metric) && i.metric == 'attainment'"
-        " && (has(i.at) || !has(self.load.requestsPerSecond))"
+        " && (has(i.at) || has(i.context)"
+        " || !(has(self.load.requestsPerSecond) || has(self.load.trace)))"
     )
     return _rule(
         f"!has(self.bar.{requirements}) || !self.bar.{requirements}.exists(i, {wrong})",
-        f"bar.{requirements}: attainment is judged at every load.requestsPerSecond: set it, and"
-        " leave at out",
+        f"bar.{requirements}: attainment is judged at every load.requestsPerSecond, and at"
+        " load.trace: set one, and leave at and context out",
         fieldPath=f".bar.{requirements}",
     )
 
@@ -111,6 +112,13 @@ SPEC_RULES: dict[Path, list[Rule]] = {
     ("slo", "ttft"): [_ABOVE_ZERO],
     ("slo", "tpot"): [_ABOVE_ZERO],
     ("slo", "e2e"): [_ABOVE_ZERO],
+    ("load",): [
+        _rule(
+            "!has(self.trace) || !has(self.prompts)"
+            " || self.trace.configMap != self.prompts.configMap",
+            "load.trace: its ConfigMap holds load.prompts, and every key there is a category",
+        )
+    ],
     ("load", "maxSendLag"): [_ABOVE_ZERO],
     ("experiment", "deadline"): [_ABOVE_ZERO],
     ("rollout", "deadline"): [_ABOVE_ZERO],

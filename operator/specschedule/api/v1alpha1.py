@@ -7,6 +7,7 @@ them: what the CRD does not name, the API server drops without a word.
 from typing import Any, Literal
 
 from specschedule.core.budget import Cost
+from specschedule.core.decode import DecodeRate
 from specschedule.core.gate import Gate
 from specschedule.core.observed import Promotion, TrialSpec, TrialStatus
 from specschedule.core.proposal import Proposals
@@ -66,6 +67,8 @@ class ArmSummary(Value):
     """Windows that count."""
     goodput: list[PointGoodput] = []
     """Goodput by load point."""
+    decode: list[DecodeRate] = []
+    """How fast one stream decodes, by load point and prompt category, and by depth."""
     faults: list[str] = []
     """Why its last launches failed or do not count."""
 

@@ -10,7 +10,7 @@ from specschedule.cli.output import BadInput, emit, output_option
 from specschedule.cli.specs import fault, read_spec, read_target
 from specschedule.cli.trials import read_launches, read_trials, status_of, testing
 from specschedule.core import gates
-from specschedule.core.compare import Offered
+from specschedule.core.compare import TRACE, Offered
 from specschedule.core.evidence import Launch
 from specschedule.core.gate import Gate, overrides
 from specschedule.core.judge import judge
@@ -19,7 +19,7 @@ from specschedule.core.regime import ServingRegime
 from specschedule.core.schedule import ScheduleError
 from specschedule.core.spec import Spec
 from specschedule.core.target import ServerFacts, Unreadable
-from specschedule.core.verdict import BarResult, Floor, Judgement, Note
+from specschedule.core.verdict import ArmFacts, BarResult, Floor, Judgement, Note
 
 
 @click.command()
@@ -212,6 +212,7 @@ def _text(answer: Judgement, answers: list[Gate]) -> str:
             [
                 f"{f.metric.value} at {_load(f)}"
                 + (f", {f.category}" if f.category else "")
+                + (f", context {f.context}" if f.context else "")
                 + f": {f.floor:.1%} (n = {f.count})"
                 for f in answer.noise_floor
             ],
@@ -220,11 +221,7 @@ def _text(answer: Judgement, answers: list[Gate]) -> str:
         ("Watch", [watched.message for watched in answer.watch]),
         (
             "Arms",
-            [
-                f"{arm.arm}: {arm.launches} launches, acceptance length "
-                + (f"{arm.acceptance_length:.3f}" if arm.acceptance_length is not None else "n/a")
-                for arm in answer.arms
-            ],
+            [line for arm in answer.arms for line in _arm_lines(arm)],
         ),
         (
             "Gates",
@@ -237,8 +234,22 @@ def _text(answer: Judgement, answers: list[Gate]) -> str:
     return "\n".join(lines)
 
 
+def _arm_lines(arm: ArmFacts) -> list[str]:
+    length = f"{arm.acceptance_length:.3f}" if arm.acceptance_length is not None else "n/a"
+    return [
+        f"{arm.arm}: {arm.launches} launches, acceptance length {length}",
+        *(
+            f"  {rate.category or f'depth {rate.depth}'} at {rate.at}: "
+            f"{rate.tokens_per_second:.4g} tokens/s of one stream (n = {rate.windows})"
+            for rate in arm.decode
+        ),
+    ]
+
+
 def _load(place: BarResult | Floor) -> str:
-    """Write the load of a place: requests in flight, or requests per second."""
+    """Write the load of a place: requests in flight or per second, or the trace."""
+    if place.trace:
+        return str(TRACE)
     if place.requests_per_second is None:
         return str(place.at)
     peak = getattr(place, "peak_requests_per_second", None) or place.requests_per_second

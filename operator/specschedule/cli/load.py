@@ -274,6 +274,7 @@ async def run_visit(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, task.cancel)
+    trace = os.environ.get("SPECSCHEDULE_TRACE")
     run = VisitRun(
         visit,
         pool=pool,
@@ -282,6 +283,7 @@ async def run_visit(
         port=port,
         host=os.environ.get("SPECSCHEDULE_METRICS_HOST"),
         records=records,
+        trace=Path(trace) if trace else None,
     )
     try:
         return 0 if await run.run() else 1

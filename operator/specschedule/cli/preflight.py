@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from specschedule.cli.output import BadInput, emit, output_option
-from specschedule.cli.specs import only, read_target, valid_spec
+from specschedule.cli.specs import only, read_target, trace_of, trace_option, valid_spec
 from specschedule.core.gate import Gate, fails
 from specschedule.core.matrix import Runner
 from specschedule.core.preflight import before_pods
@@ -35,6 +35,7 @@ _VERSION = re.compile(r"v?\d+\.\d+\.\d+\S*$")
 )
 @click.option("--log", "log_path", help="Start-up log of the serving engine.")
 @click.option("--metrics", "metrics_path", help="One scrape of the serving engine's /metrics.")
+@trace_option
 @click.option("--exit-code", is_flag=True, help="Exit with 1 when the run is not accepted.")
 @output_option
 def command(
@@ -45,6 +46,7 @@ def command(
     drafter_path: str | None,
     log_path: str | None,
     metrics_path: str | None,
+    trace: Path | None,
     exit_code: bool,
     output: str,
 ) -> None:
@@ -74,6 +76,7 @@ def command(
         engine_version=engine_version or said,
         runner=runner,
         drafter_block=_drafter_block(drafter_path),
+        trace=trace_of(trace) if trace is not None else None,
     )
     if isinstance(facts.server, ServerFacts) and (log is not None or metrics is not None):
         # What reads logs takes long to load, and is seldom needed.

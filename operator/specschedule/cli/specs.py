@@ -1,14 +1,18 @@
 """Reading the manifests that several commands take: the SpecSchedule and its target."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import click
 from pydantic import ValidationError
 
 from specschedule.cli.output import BadInput, read_documents
 from specschedule.core.spec import Spec
 from specschedule.core.target import TargetFacts
 from specschedule.core.values import WRITTEN
+from specschedule.core.workload import Trace, trace_facts
+from specschedule.load.prompts import PromptsMissing, read_pool
 from specschedule.vllm_facts.target import target_facts
 
 
@@ -53,6 +57,40 @@ def read_target(
             f"{spec.target.name}"
         )
     return target_facts(deployment, config_maps=config_maps, container=spec.target.container)
+
+
+def categories_of(prompts: Path) -> list[str]:
+    """Return the categories of the prompts in a folder or a ConfigMap in YAML.
+
+    Raises:
+        BadInput: There are none.
+    """
+    try:
+        return sorted(read_pool(prompts).categories)
+    except PromptsMissing as error:
+        raise BadInput(f"--prompts {error}") from error
+
+
+def trace_of(path: Path) -> Trace:
+    """Return what a plan must know of the recorded arrivals in a file.
+
+    Raises:
+        BadInput: There are none.
+    """
+    try:
+        return trace_facts(path.read_bytes().decode(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--trace {path}: {getattr(error, 'strerror', None) or error}") from error
+    except ValueError as error:
+        raise BadInput(f"--trace {error}") from error
+
+
+trace_option = click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="What spec.load.trace names: a file of JSON lines.",
+)
+"""Where the recorded arrivals of a question are, for commands that plan a run."""
 
 
 def fault(error: ValidationError) -> str:

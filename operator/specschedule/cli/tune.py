@@ -18,10 +18,10 @@ from specschedule.adapters.local import Command, FolderRefused, Ledger, LocalWor
 from specschedule.adapters.prometheus import PrometheusMetrics
 from specschedule.cli.live import Screen
 from specschedule.cli.output import BadInput, emit, output_option
-from specschedule.cli.specs import read_spec
+from specschedule.cli.specs import categories_of, read_spec, trace_of, trace_option
 from specschedule.core.spec import Spec
 from specschedule.core.target import Unreadable
-from specschedule.load.prompts import PromptsMissing, read_pool
+from specschedule.core.workload import Workload
 from specschedule.reconcile import Reconciler
 
 UNFINISHED = 3
@@ -58,6 +58,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     type=click.Path(path_type=Path),
     help="What spec.load.prompts names: a folder with a file per category, or a ConfigMap in YAML.",
 )
+@trace_option
 @click.option(
     "--load-port",
     default=9100,
@@ -78,6 +79,7 @@ def command(
     folder: Path,
     minutes: float | None,
     prompts: Path | None,
+    trace: Path | None,
     load_port: int,
     instruments: bool,
     argv: tuple[str, ...],
@@ -94,7 +96,7 @@ def command(
     interrupted.
     """
     spec = read_spec(path)
-    _check(spec, prompts)
+    workload = _check(spec, prompts, trace)
     serving = Command(argv, os.environ)
     server = serving.server()
     if isinstance(server, Unreadable):
@@ -114,6 +116,8 @@ def command(
             serving,
             prometheus=PrometheusMetrics(),
             prompts=prompts,
+            trace=trace,
+            workload=workload,
             load_port=load_port,
             instruments=instruments,
             until=None if minutes is None else time.time() + minutes * 60,
@@ -126,8 +130,8 @@ def command(
     raise click.exceptions.Exit(code)
 
 
-def _check(spec: Spec, prompts: Path | None) -> None:
-    """Refuse what cannot work on one machine."""
+def _check(spec: Spec, prompts: Path | None, trace: Path | None) -> Workload:
+    """Refuse what cannot work on one machine; return what the load sends."""
     if spec.experiment.parallelism > 1:
         raise BadInput("spec.experiment.parallelism: with --local one arm runs at a time; set 1")
     if spec.load.api_key_secret_ref is not None and "SPECSCHEDULE_API_KEY" not in os.environ:
@@ -138,11 +142,16 @@ def _check(spec: Spec, prompts: Path | None) -> None:
             f"spec.load.prompts: names ConfigMap {named}; with --local, --prompts says where its "
             "prompts are, and both or neither must be given"
         )
-    if prompts is not None:
-        try:
-            read_pool(prompts)
-        except PromptsMissing as error:
-            raise BadInput(f"--prompts {error}") from error
+    if (spec.load.trace is None) != (trace is None):
+        named = f"ConfigMap {spec.load.trace.config_map}" if spec.load.trace else "(none)"
+        raise BadInput(
+            f"spec.load.trace: names {named}; with --local, --trace says where its arrivals are, "
+            "and both or neither must be given"
+        )
+    return Workload(
+        categories=categories_of(prompts) if prompts is not None else [],
+        trace=trace_of(trace) if trace is not None else None,
+    )
 
 
 def _finish(world: LocalWorld, ledger: Ledger, screen: Screen) -> int:

@@ -34,6 +34,8 @@ class Arm(Value):
     """cudagraph_mode to launch with; None keeps the target's."""
     max_num_seqs: int
     """Largest batch size of the server."""
+    max_model_len: int | None = None
+    """Longest sequence of the server; None when unknown."""
     why: str
     """What it buys."""
     same_as: str | None = None
@@ -95,6 +97,11 @@ def arms(spec: Spec, server: ServerFacts, *, version: str | None = None) -> list
     Raises:
         ScheduleError: A candidate's schedule is none, or the target's own.
     """
+    limit = {"max_model_len": server.max_model_len}
+    return [arm.model_copy(update=limit) for arm in _arms(spec, server, version)]
+
+
+def _arms(spec: Spec, server: ServerFacts, version: str | None) -> list[Arm]:
     own = server.speculative
     own_rows = own.get(ROWS) if own else None
     incumbent = Arm(

@@ -14,6 +14,7 @@ from specschedule.core.bands import band_of, band_text
 from specschedule.core.budget import rounds
 from specschedule.core.compare import (
     MIN_REQUESTS,
+    TRACE,
     Evidence,
     Pair,
     Place,
@@ -97,14 +98,16 @@ class Applied:
         named = {requirement.place for requirement in found}
         loss = -spec.bar.elsewhere.max_loss
         for at in points:
-            whole = Place(self.evidence.rate, at)
-            parts = self.evidence.split(whole)
-            if whole not in named or len(parts) > 1:
-                found.extend(Requirement("elsewhere", place, loss) for place in parts)
+            parts = self.evidence.split(Place(self.evidence.rate, at))
+            found.extend(Requirement("elsewhere", p, loss) for p in parts if p not in named)
         launches = [launch for pair in self.pairs for launch in (pair.arm, pair.reference)]
-        for swing in self.evidence.swings(launches):
-            place = Place(Metric.ATTAINMENT, None, offered=swing)
-            found.append(Requirement("elsewhere", place, loss))
+        loads = self.evidence.swings(launches)
+        if spec.load.trace is not None:
+            loads.append(TRACE)
+        for load in loads:
+            place = Place(Metric.ATTAINMENT, None, offered=load)
+            if place not in named:
+                found.append(Requirement("elsewhere", place, loss))
         return found
 
     def _within(self, protect: Protect, place: Place) -> float:
@@ -314,11 +317,8 @@ class Applied:
         result = BarResult(
             kind=requirement.kind,
             metric=place.metric,
-            at=place.at,
-            requests_per_second=load.low if load else None,
+            **place.load,
             peak_requests_per_second=load.peak if load and load.peak > load.low else None,
-            category=place.category,
-            context=place.context,
             band=band_text(band) if band else None,
             required=requirement.share,
             answer=said.answer,

@@ -5,12 +5,21 @@ from datetime import datetime
 from math import ceil
 
 from specschedule.core.arms import PIECEWISE, ZERO, Arm
-from specschedule.core.compare import INCUMBENT, TWIN, Offered, offered
+from specschedule.core.compare import INCUMBENT, TWIN, Offered
 from specschedule.core.evidence import Launch
 from specschedule.core.spec import Effort, Rule, Spec
 from specschedule.core.values import Value
 from specschedule.core.visit import COMPARED_TOKENS, Window, waves
-from specschedule.core.windows import CROSSING_SECONDS, swing, swings, windows
+from specschedule.core.windows import (
+    CROSSING_SECONDS,
+    MOST_CATEGORIES,
+    apart,
+    depths,
+    swing,
+    swings,
+    windows,
+)
+from specschedule.core.workload import Workload
 
 ROUNDS = {Effort.QUICK: (3, 3), Effort.STANDARD: (5, 12), Effort.THOROUGH: (6, 24)}
 """Fewest and most rounds per candidate, by effort, of rule Sequential."""
@@ -23,6 +32,9 @@ WARM_UP_SECONDS = 30.0
 
 ASSUMED_TPOT_S = 0.03
 """Assumed where the SLO has no tpot."""
+
+NAMES_SHOWN = 8
+"""Names of a list that are written out."""
 
 SCRAPES_PER_VISIT = 4
 """One before the first window counts, three after the last."""
@@ -67,6 +79,8 @@ class Cost(Value):
     """GPU-hours when every candidate needs every round."""
     arms: list[ArmCost]
     """By arm."""
+    notes: list[str] = []
+    """What first launches measure beside the rest, what it adds, and what is left out."""
 
 
 def cost(
@@ -77,6 +91,7 @@ def cost(
     gpus: int,
     scrape_seconds: float = 15.0,
     done: Sequence[Launch] = (),
+    workload: Workload | None = None,
 ) -> Cost:
     """Predict what a run costs.
 
@@ -88,7 +103,9 @@ def cost(
         gpus: GPUs of one pod.
         scrape_seconds: Interval of Prometheus' scrapes.
         done: Launches so far; their boot times, warm-ups and windows replace the guesses.
+        workload: What the load sends, where that was read.
     """
+    sent = workload or Workload()
     boot = _mean((x.receipt.boot_seconds for x in done), otherwise=_boot(boot_seconds))
     warm_up = _mean((x.warm_up_seconds for x in done), otherwise=WARM_UP_SECONDS)
     taken = _taken(spec, done)
@@ -102,10 +119,13 @@ def cost(
     at_most, at_most_seconds = 0, 0.0
     for arm in arms:
         early, late = _counts(spec, arm, candidates, fewest, most)
-        visits = [
-            windows(spec, arm, round=at + 1, first=at == 0, swing=rates if at else None)
-            for at in range(max(1, early))
+        held = apart(spec, arm.name, sent.categories)
+        first = windows(spec, arm, round=1, first=True, apart=held, trace=sent.trace)
+        later = [
+            windows(spec, arm, round=at + 1, first=False, swing=rates, trace=sent.trace)
+            for at in range(1, early)
         ]
+        visits = [first, *later]
         seconds = boot + warm_up + SCRAPES_PER_VISIT * scrape_seconds
         seconds += sum(_seconds(spec, w, taken) for v in visits for w in v) / len(visits)
         rows.append(
@@ -127,7 +147,54 @@ def cost(
         launches_at_most=at_most,
         gpu_hours_at_most=round(at_most_seconds * gpus / 3600, 3),
         arms=rows,
+        notes=_notes(spec, arms[0], sent.categories, taken),
     )
+
+
+def _notes(spec: Spec, arm: Arm, categories: Sequence[str], taken: dict[str, float]) -> list[str]:
+    """Say what first launches measure beside the rest, how long that takes, what is left out."""
+    found = _depth_notes(spec, arm, taken)
+    held = apart(spec, arm.name, categories)
+    if not held:
+        return found
+    plain, whole = (
+        sum(_seconds(spec, w, taken) for w in windows(spec, arm, round=1, first=True, apart=each))
+        for each in ((), held)
+    )
+    points = " and ".join(str(at) for at in sorted({at for at, _ in held}))
+    names = sorted({name for _, name in held})
+    whose = "the first launch of incumbent and candidate"
+    if spec.experiment.effort is not Effort.QUICK:
+        whose = "the first launch of every arm"
+    found.append(
+        f"{whose} holds {_listed(names)} apart at {points} in flight: {(whole - plain) / 60:.1f} "
+        "minutes more; what loses there is measured again in the next pair"
+    )
+    out = sorted(set(categories) - set(names))
+    if out:
+        found.append(
+            f"not held apart: {_listed(out)} ({MOST_CATEGORIES} categories at most, by name); a "
+            "category that the bar names is held in every launch"
+        )
+    return found
+
+
+def _depth_notes(spec: Spec, arm: Arm, taken: dict[str, float]) -> list[str]:
+    swept, left_out = depths(spec, arm)
+    found = []
+    if swept:
+        first = windows(spec, arm, round=1, first=True)
+        seconds = sum(_seconds(spec, w, taken) for w in first if w.profile.kind == "depth")
+        found.append(
+            f"the first launch of every arm decodes one stream at depths "
+            f"{' and '.join(map(str, swept))}: {seconds / 60:.1f} minutes more"
+        )
+    return [*found, *([f"not swept: {left_out}"] if left_out else [])]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def with_screen(
@@ -238,9 +305,9 @@ def _seconds(spec: Spec, window: Window, taken: dict[str, float]) -> float:
         first, token = slo.ttft or 0.2, slo.tpot or ASSUMED_TPOT_S
         return waves(window.profile.steps) * (first + sum(COMPARED_TOKENS) / 2 * token)
     request = _request(spec)
-    open_loop = offered(window.profile)
-    if open_loop is not None:
-        return request + window.requests / open_loop.mean
+    rate = window.profile.mean_rate
+    if rate is not None:
+        return request + window.requests / rate
     if window.profile.kind == "crossing":
         return max(4 * CROSSING_SECONDS, request)
     return request * (1 + ceil(window.requests / (window.profile.concurrency or 1)))

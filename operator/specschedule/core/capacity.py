@@ -46,7 +46,9 @@ def _request_tokens(spec: Spec, launches: Sequence[Launch], at: int) -> int | No
         cell.request_tokens
         for each in launches
         for cell in each.cells
-        if cell.profile.concurrency == at and cell.request_tokens is not None
+        if cell.profile.kind == "hold"
+        and cell.profile.concurrency == at
+        and cell.request_tokens is not None
     ]
     return max(told, default=spec.load.request_tokens)
 

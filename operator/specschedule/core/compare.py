@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import exp, expm1, inf, log, log1p
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from specschedule.core.evidence import Cell, Launch, Profile
 from specschedule.core.spec import Bar, Improve, Metric, Protect, Spec
@@ -38,15 +38,18 @@ class Offered(NamedTuple):
     low: float
     peak: float
     """The rate half-way; equal to low where the rate is steady."""
-
-    @property
-    def mean(self) -> float:
-        """Mean rate: it rises evenly to the peak and falls back."""
-        return (self.low + self.peak) / 2
+    trace: bool = False
+    """Whether recorded arrivals are replayed; a question has one trace, so no rate names it."""
 
     def __str__(self) -> str:
+        if self.trace:
+            return "trace"
         span = f"{self.low:g}" if self.low == self.peak else f"{self.low:g}-{self.peak:g}"
         return f"{span} requests/s"
+
+
+TRACE = Offered(0.0, 0.0, trace=True)
+"""The recorded arrivals of ``load.trace``."""
 
 
 class Place(NamedTuple):
@@ -56,11 +59,24 @@ class Place(NamedTuple):
     at: int | None
     """Requests in flight; None in an open loop."""
     category: str | None = None
-    """None pools the categories."""
+    """None pools the categories, by windows that mix them where there are any."""
     context: int | None = None
-    """A context class; None pools them."""
+    """Mean context that the bar names, or a context class; None pools them, by windows with prompts
+    as they are where there are any."""
     offered: Offered | None = None
     """The offered load, in an open loop."""
+
+    @property
+    def load(self) -> dict[str, Any]:
+        """Its load and category, as fields of what is said of it."""
+        steady = self.offered is not None and not self.offered.trace
+        return {
+            "at": self.at,
+            "requests_per_second": self.offered.low if self.offered and steady else None,
+            "trace": True if self.offered == TRACE else None,
+            "category": self.category,
+            "context": self.context,
+        }
 
     def __str__(self) -> str:
         parts = [f"{self.metric.value} at {self.offered or self.at}"]
@@ -88,16 +104,21 @@ def requirements(bar: Bar) -> list[Improve | Protect]:
 
 def places(spec: Spec, requirement: Improve | Protect) -> list[Place]:
     """Return the places that a requirement names: load points, or offered loads (attainment)."""
-    metric, category = requirement.metric, requirement.category
+    metric, category, context = requirement.metric, requirement.category, requirement.context
     if metric is Metric.ATTAINMENT:
-        rates = sorted(set(spec.load.requests_per_second or ()))
-        return [Place(metric, None, category, offered=Offered(r, r)) for r in rates]
-    return [Place(metric, at, category) for at in sorted(set(requirement.at or spec.load.points))]
+        loads = [Offered(rate, rate) for rate in sorted(set(spec.load.requests_per_second or ()))]
+        if spec.load.trace is not None:
+            loads.append(TRACE)
+        return [Place(metric, None, category, offered=load) for load in loads]
+    points = sorted(set(requirement.at or spec.load.points))
+    return [Place(metric, at, category, context) for at in points]
 
 
 def offered(profile: Profile) -> Offered | None:
-    """Return the offered load of a window; None where it is no open loop of known rates."""
+    """Return the offered load of a window; None where it is no open loop of known arrivals."""
     low = profile.requests_per_second
+    if profile.kind == "open" and profile.trace is not None:
+        return TRACE
     if profile.kind != "open" or low is None:
         return None
     return Offered(low, profile.peak_requests_per_second or low)
@@ -173,15 +194,11 @@ def acceptance_length(cells: Iterable[Cell]) -> float | None:
 def difference(metric: Metric, arm: Parts, reference: Parts) -> float | None:
     """Return how much better the arm is than its reference, on the additive scale.
 
-    Both are averaged over their categories and contexts, which must be the same ones; windows
-    that mix the categories are preferred where both have them. Infinite where one of two rates
-    is zero, 0 where both are; None when there is nothing to compare.
+    Both are averaged over their categories and contexts, which must be the same ones. Infinite
+    where one of two rates is zero, 0 where both are; None when there is nothing to compare.
     """
-    both = [{key for key in parts if key[0] is None} for parts in (arm, reference)]
-    if not all(both):
-        both = [set(arm), set(reference)]
-    keys = both[0]
-    if not keys or keys != both[1]:
+    keys = set(arm)
+    if not keys or keys != set(reference):
         return None
     a = sum(arm[key] for key in keys) / len(keys)
     b = sum(reference[key] for key in keys) / len(keys)
@@ -266,14 +283,29 @@ class Evidence:
         return max((s for s in starts if s <= cell.context), default=None)
 
     def at(self, launch: Launch, place: Place) -> list[Cell]:
-        """Return the windows of a launch that belong to a place."""
-        return [
+        """Return the windows of a launch that belong to a place.
+
+        Where no category is named, those that mix them, if there are any, and where no context is,
+        those with prompts as they are: how many others a launch has must not weigh.
+        """
+        found = [
             cell
             for cell in self.cells(launch, "hold" if place.offered is None else "open")
             if (cell.profile.concurrency, offered(cell.profile)) == (place.at, place.offered)
             and (place.category is None or cell.category == place.category)
-            and (place.context is None or self.context_class(cell) == place.context)
+            and (place.context is None or self._is_at(cell, place.context))
         ]
+        mixing = [cell for cell in found if cell.category is None]
+        if mixing and place.category is None:
+            found = mixing
+        plain = [cell for cell in found if cell.profile.context is None]
+        return plain if plain and place.context is None else found
+
+    def _is_at(self, cell: Cell, context: int) -> bool:
+        """Say whether a held window is at a context: one that the bar names, or of a class."""
+        if any(requirement.context == context for requirement in requirements(self.spec.bar)):
+            return cell.context == context
+        return self.context_class(cell) == context
 
     def parts(self, launch: Launch, place: Place) -> Parts:
         """Return what a launch shows at a place."""
@@ -303,11 +335,19 @@ class Evidence:
         return sum(kept) / len(kept) if kept and not opposed else None
 
     def split(self, place: Place) -> list[Place]:
-        """Return a place by context class, where the load point has several."""
+        """Return a place by context class, where the load point has several.
+
+        Windows with prompts as they are stay a place of their own.
+        """
         classes = self.contexts.get(place.at, []) if place.at is not None else []
         if place.context is not None or not classes:
             return [place]
-        return [place._replace(context=context) for context in classes]
+        here = [cell for each in self.counted for cell in self.at(each, place)]
+        plain = any(cell.context is None and cell.profile.context is None for cell in here)
+        return [
+            *([place] if plain else []),
+            *(place._replace(context=context) for context in classes),
+        ]
 
     def of(self, arm: str) -> list[Launch]:
         """Return the counted launches of an arm."""

@@ -271,6 +271,8 @@ def drafter_state(drafting: Sequence[Launch]) -> Gate:
         for cell in counted_cells(each):
             if not cell.draft_tokens or cell.accepted_tokens is None:
                 spell = spell or cell.tokens == 0
+            elif not cell.plain_load:
+                continue  # Other texts are accepted otherwise.
             elif cell.tokens is None or spell:
                 after.append(cell)
             else:
@@ -303,7 +305,9 @@ def prefix_cache(spec: Spec, counted: Sequence[Launch]) -> Gate:
     shares: dict[str, float] = {}
     silent = []
     for each in counted:
-        read = [cell.prefix_cache for cell in counted_cells(each) if cell.prefix_cache is not None]
+        # Not every launch holds categories and depths apart, and they share beginnings otherwise.
+        cells = [cell for cell in counted_cells(each) if cell.plain_load]
+        read = [cell.prefix_cache for cell in cells if cell.prefix_cache is not None]
         if not read:
             silent.append(each.arm)
             continue

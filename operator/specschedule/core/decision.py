@@ -5,6 +5,7 @@ from typing import Any
 
 from specschedule.core import launches
 from specschedule.core.compare import unfit
+from specschedule.core.decode import decode_rates
 from specschedule.core.evidence import Launch
 from specschedule.core.gate import Gate
 from specschedule.core.judge import Judgement
@@ -71,7 +72,7 @@ def as_launch(trial: TrialFacts) -> Launch:
 
 
 def arm_summary(trials: Sequence[TrialFacts]) -> list[dict[str, Any]]:
-    """Return by arm: launches, cells, and mean goodput (requests/s) by load point with counts."""
+    """Return by arm: launches, cells, mean goodput (requests/s) by load point, decode rates."""
     summary: list[dict[str, Any]] = []
     for arm in dict.fromkeys(t.spec.arm for t in trials):
         own = [t for t in trials if t.spec.arm == arm]
@@ -81,22 +82,20 @@ def arm_summary(trials: Sequence[TrialFacts]) -> list[dict[str, Any]]:
             for cell in trial.status.cells
             if cell.void is None and cell.good is not None and unfit(cell) is None
         ]
-        points = sorted({c.profile.concurrency for c in counted if c.profile.concurrency})
+        held = [cell for cell in counted if cell.profile.kind == "hold"]
         goodput = []
-        for point in points:
-            values = [
-                (c.good or 0) / c.window_seconds
-                for c in counted
-                if c.profile.concurrency == point and c.profile.kind == "hold"
-            ]
-            if values:
-                mean = round(sum(values) / len(values), 4)
-                goodput.append({"at": point, "perSecond": mean, "windows": len(values)})
+        for point in sorted({c.profile.concurrency for c in held if c.profile.concurrency}):
+            here = [cell for cell in held if cell.profile.concurrency == point]
+            plain = [cell for cell in here if cell.plain_load]
+            values = [(cell.good or 0) / cell.window_seconds for cell in plain or here]
+            mean = round(sum(values) / len(values), 4)
+            goodput.append({"at": point, "perSecond": mean, "windows": len(values)})
         entry: dict[str, Any] = {
             "arm": arm,
             "launches": sum(1 for t in own if launches.ended(t) and not t.status.void),
             "cells": len(counted),
             "goodput": goodput,
+            "decode": [rate.plain() for rate in decode_rates(counted)],
         }
         faults = [t.status.failed or t.status.void for t in own if t.status.failed or t.status.void]
         if faults:

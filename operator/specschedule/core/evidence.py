@@ -47,16 +47,25 @@ class Profile(Reading):
     pass_: Annotated[int | None, Field(alias="pass")] = None
     """crossing and burst: which pass, from 1; the first pays first-use costs."""
     requests_per_second: float | None = None
-    """open: offered arrivals."""
+    """open: offered arrivals; of a trace, on average."""
     peak_requests_per_second: float | None = None
     """open: the rate half-way, when it rises evenly to a peak and falls back."""
     trace: str | None = None
-    """open: file of recorded arrivals to replay instead of drawn ones."""
+    """open: recorded arrivals to replay instead of drawn ones: a file, or the digest of the one
+    that the load process is given."""
     context: int | None = None
     """depth, and hold where a screen wants a context: prompt tokens."""
     steps: list[list[int]] | None = None
     """equivalence: [requests in flight, prompts] of each step, in order; a prompt is sent as soon
     as fewer than that many are in flight."""
+
+    @property
+    def mean_rate(self) -> float | None:
+        """Mean arrivals per second of an open loop: a rate rises evenly to its peak and falls."""
+        low = self.requests_per_second
+        if self.kind != "open" or low is None:
+            return None
+        return (low + (self.peak_requests_per_second or low)) / 2
 
 
 class Quantiles(Reading):
@@ -175,6 +184,11 @@ class Cell(Reading):
     def timed(self) -> bool:
         """Whether its rates and times are evidence; a window that compares outputs has none."""
         return self.profile.kind != "equivalence"
+
+    @property
+    def plain_load(self) -> bool:
+        """Whether it sends the workload as it is: all categories, prompts of their own length."""
+        return self.category is None and self.profile.context is None
 
     @property
     def not_held(self) -> str | None:

@@ -53,6 +53,7 @@ GATES = frozenset(
         "tls",
         "tokenBudget",
         "tokenSource",
+        "trace",
     ]
 )
 """Names of all gates."""

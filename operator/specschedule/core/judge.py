@@ -24,6 +24,7 @@ from specschedule.core.compare import (
     to_share,
     unfit,
 )
+from specschedule.core.decode import decode_rates
 from specschedule.core.evidence import Launch, Receipt
 from specschedule.core.noise import Noise, suspect, untested
 from specschedule.core.regime import ServingRegime, regime
@@ -314,9 +315,7 @@ def _floors(noise: Noise) -> list[Floor]:
             found.append(
                 Floor(
                     metric=place.metric,
-                    at=place.at,
-                    requests_per_second=place.offered.low if place.offered else None,
-                    category=place.category,
+                    **place.load,
                     floor=floor if place.metric is Metric.ATTAINMENT else floor_share(floor),
                     count=len(noise.seen(place)),
                 )
@@ -324,11 +323,21 @@ def _floors(noise: Noise) -> list[Floor]:
     return found
 
 
-def _watch(evidence: Evidence, noise: Noise, verdict: Verdict) -> list[Watched]:
-    """List losses of consistent sign, at least minEffect, that fail no requirement."""
-    if verdict.verdict not in ("Better", "Inconclusive"):
-        return []
-    pairs = evidence.pairs(f"candidate-{verdict.candidate}")
+def losing(spec: Spec, launches: Sequence[Launch], candidate: str) -> list[Place]:
+    """Return the places where a candidate loses at least minEffect, and gains in no pair so far.
+
+    Args:
+        spec: The question.
+        launches: Launches of earlier rounds.
+        candidate: Name of the candidate.
+    """
+    evidence = Evidence(*capacity.narrowed(spec, launches))
+    return list(_losing(evidence, candidate))
+
+
+def _losing(evidence: Evidence, candidate: str) -> dict[Place, list[float]]:
+    """Return the differences by pair at each place where a candidate has only losses."""
+    pairs = evidence.pairs(f"candidate-{candidate}")
     asked = requirements(evidence.spec.bar)
     metrics = dict.fromkeys([evidence.rate, Metric.DECODE_RATE, *(each.metric for each in asked)])
     categories = {
@@ -342,26 +351,30 @@ def _watch(evidence: Evidence, noise: Noise, verdict: Verdict) -> list[Watched]:
         for category in (None, *sorted(categories))
     ]
     for each in asked:
-        if each.metric is Metric.ATTAINMENT:
-            looked_at.extend(places(evidence.spec, each))
-    found = []
+        looked_at.extend(places(evidence.spec, each))
+    found = {}
     for place in dict.fromkeys(looked_at):
         values = [evidence.difference(place, p.arm, p.reference) for p in pairs]
-        seen = _watched(place, [v for v in values if v is not None], noise, verdict)
-        if seen is not None:
-            found.append(seen)
+        known = [value for value in values if value is not None]
+        least = to_effect(place.metric, -evidence.spec.bar.min_effect)
+        if known and all(d < 0 for d in known) and sum(known) / len(known) <= least:
+            found[place] = known
     return found
 
 
-def _watched(
-    place: Place, differences: Sequence[float], noise: Noise, verdict: Verdict
-) -> Watched | None:
-    least = to_effect(place.metric, -noise.evidence.spec.bar.min_effect)
-    if len(differences) < MIN_PAIRS or any(d >= 0 for d in differences):
-        return None
+def _watch(evidence: Evidence, noise: Noise, verdict: Verdict) -> list[Watched]:
+    """List losses of consistent sign, at least minEffect, that fail no requirement."""
+    if verdict.verdict not in ("Better", "Inconclusive"):
+        return []
+    return [
+        _watched(place, differences, noise, verdict)
+        for place, differences in _losing(evidence, verdict.candidate).items()
+        if len(differences) >= MIN_PAIRS
+    ]
+
+
+def _watched(place: Place, differences: Sequence[float], noise: Noise, verdict: Verdict) -> Watched:
     mean = sum(differences) / len(differences)
-    if mean > least:
-        return None
     spread = floor_share(noise.spread(place))
     change = to_share(place.metric, mean)
     pairs = [to_share(place.metric, d) for d in differences]
@@ -369,9 +382,7 @@ def _watched(
     return Watched(
         candidate=verdict.candidate,
         metric=place.metric,
-        at=place.at,
-        requests_per_second=place.offered.low if place.offered else None,
-        category=place.category,
+        **place.load,
         change=change,
         pairs=pairs,
         spread=spread,
@@ -381,17 +392,20 @@ def _watched(
 
 
 def _arms(evidence: Evidence) -> list[ArmFacts]:
-    """Return launches and pooled acceptance length by arm, in order of first launch."""
-    return [
-        ArmFacts(
-            arm=arm,
-            launches=len(evidence.of(arm)),
-            acceptance_length=acceptance_length(
-                cell for launch in evidence.of(arm) for cell in evidence.cells(launch)
-            ),
+    """Return launches, pooled acceptance length and decode rates by arm, as first launched."""
+    found = []
+    for arm in dict.fromkeys(launch.arm for launch in evidence.counted):
+        launches = evidence.of(arm)
+        cells = [cell for launch in launches for cell in evidence.cells(launch)]
+        found.append(
+            ArmFacts(
+                arm=arm,
+                launches=len(launches),
+                acceptance_length=acceptance_length(cells),
+                decode=decode_rates(cell for launch in launches for cell in launch.cells),
+            )
         )
-        for arm in dict.fromkeys(launch.arm for launch in evidence.counted)
-    ]
+    return found
 
 
 def _notes(evidence: Evidence) -> list[Note]:
@@ -474,7 +488,10 @@ def _imbalances(evidence: Evidence, name: str, pairs: Sequence[Pair]) -> Iterabl
         )
     for pair in pairs:
         seeds = [
-            {(cell.profile.concurrency, cell.category, cell.seed) for cell in evidence.cells(x)}
+            {
+                (cell.profile.concurrency, cell.category, cell.profile.context, cell.seed)
+                for cell in evidence.cells(x)
+            }
             for x in (pair.arm, pair.reference)
         ]
         if seeds[0] != seeds[1]:

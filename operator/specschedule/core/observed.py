@@ -14,6 +14,7 @@ from specschedule.core.spec import Spec
 from specschedule.core.target import TargetFacts, Unreadable
 from specschedule.core.values import Value
 from specschedule.core.visit import Event, Visit
+from specschedule.core.workload import Workload
 
 
 class TrialSpec(Value):
@@ -54,6 +55,8 @@ class TrialSpec(Value):
     serving: ServingRegime | None = None
     """What the serving pods did when the run began, in its first launch; absent where Prometheus
     did not tell."""
+    workload: Workload | None = None
+    """What the load sends, as it was when the run began, in its first launch."""
 
     @property
     def screening(self) -> bool:
@@ -231,6 +234,8 @@ class Observed(Value):
     """Prometheus."""
     load: Unreadable | None = None
     """Which prompts or volume of spec.load is not there; None when all is."""
+    workload: Workload = Workload()
+    """What the load sends, as far as it could be read."""
     serving: ServingRegime | None = None
     """What the serving pods do, while a run begins; None where Prometheus does not tell."""
     probes: bool = True

@@ -4,7 +4,7 @@ The plan is a function of (spec, seed, what is done), so a restarted operator go
 where it was.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from specschedule.core import capacity, judge
 from specschedule.core.arms import PIECEWISE, ZERO, Arm, arms
@@ -16,7 +16,8 @@ from specschedule.core.evidence import Launch
 from specschedule.core.spec import Effort, Rule, Spec
 from specschedule.core.values import Value
 from specschedule.core.visit import Screen, Window
-from specschedule.core.windows import swing, windows
+from specschedule.core.windows import Apart, apart, swing, windows
+from specschedule.core.workload import Workload
 
 __all__ = [
     "Arm",
@@ -104,6 +105,7 @@ def next_launches(
     *,
     run: str,
     screens: int = 0,
+    workload: Workload | None = None,
 ) -> Next:
     """Say what to launch now.
 
@@ -113,9 +115,10 @@ def next_launches(
         done: Every launch of the run so far with its cells, running ones too (over is False).
         run: Run id; with the seed it decides the coins.
         screens: Launches that a search took before; numbers go on after them.
+        workload: What the load sends, where that was read.
     """
     spec, _ = capacity.narrowed(spec, done)
-    return _Walk(spec, arms, done, run, screens).next()
+    return _Walk(spec, arms, done, run, screens, workload or Workload()).next()
 
 
 def pair_order(spec: Spec, candidate: str, local: int, *, run: str) -> list[str]:
@@ -139,6 +142,7 @@ class _Walk:
         done: Sequence[LaunchRecord],
         run: str,
         screens: int,
+        workload: Workload,
     ) -> None:
         self.spec = spec
         self.effort = spec.experiment.effort
@@ -146,6 +150,7 @@ class _Walk:
         self.done = sorted(done, key=lambda record: record.launch)
         self.run = run
         self.screens = screens
+        self.workload = workload
         self.seed = (spec.experiment.seed, run)
 
     def next(self) -> Next:
@@ -303,7 +308,7 @@ class _Walk:
         self, candidate: str, number: int, order: Sequence[str], nodes: Mapping[str, str]
     ) -> Next | None:
         """Return what a round still needs; None when it is complete."""
-        group = [arm for arm in order if arm in (INCUMBENT, TWIN, candidate)]
+        group = self._group(order, candidate)
         wanted: list[tuple[int, str, int]] = []
         running = sum(1 for record in self.done if not record.over)
         attempt = self._attempt(number, group)
@@ -348,13 +353,36 @@ class _Walk:
                         self.spec,
                         self.arms[arm],
                         round=number,
-                        first=all(record.arm != arm for record in self.done),
+                        first=self._is_first(arm),
+                        apart=self._apart(candidate, number, arm),
                         swing=offered,
+                        trace=self.workload.trace,
                     ),
                 )
                 for at, (position, arm, tries) in enumerate(wanted[:free], start=1)
             ]
         )
+
+    def _group(self, order: Iterable[str], candidate: str) -> list[str]:
+        """Return the arms of a round that are compared pair by pair."""
+        return [arm for arm in order if arm in (INCUMBENT, TWIN, candidate)]
+
+    def _is_first(self, arm: str) -> bool:
+        """Say whether no launch of an arm is under way, or was one that counts."""
+        return all(each.arm != arm or self._void(each) is not None for each in self.done)
+
+    def _apart(self, candidate: str, number: int, arm: str) -> Apart:
+        """Return what a launch holds by category: all in the first pair, then what was lost so far.
+
+        A loss of one pair may be chance; a second one tells.
+        """
+        if not self._group([arm], candidate):
+            return apart(self.spec, arm, self.workload.categories) if self._is_first(arm) else ()
+        before = self._before(number)
+        if all(record.arm != candidate for record in before):
+            return apart(self.spec, arm, self.workload.categories)
+        lost = judge.losing(self.spec, before, candidate.removeprefix("candidate-"))
+        return {(p.at, p.category) for p in lost if p.at and p.category and p.context is None}
 
     def _attempt(self, number: int, group: Sequence[str]) -> int:
         """Return the try that a group is at: one more than the last void one."""

@@ -26,6 +26,7 @@ from specschedule.core.schedule import EffectiveTable, ScheduleError, effective,
 from specschedule.core.spec import Mode, Spec
 from specschedule.core.target import LARGEST_DEFAULT, ServerFacts, TargetFacts, Unreadable
 from specschedule.core.versions import numbers, version_gate, version_of_image
+from specschedule.core.workload import Trace, contexts_fit, trace_fits
 
 BLOCK_DRAFTERS = ("dspark", "dflash")
 """Methods whose drafter was trained for blocks of one size."""
@@ -68,6 +69,7 @@ def before_pods(
     engine_version: str | None = None,
     runner: Runner | None = None,
     drafter_block: int | None = None,
+    trace: Trace | None = None,
 ) -> list[Gate]:
     """Answer every gate that needs no pod.
 
@@ -78,6 +80,7 @@ def before_pods(
         engine_version: vLLM's version, where it is known otherwise than from the image's tag.
         runner: Model runner of the serving engine, where its log was read.
         drafter_block: Block size in the drafter's files, where they were read.
+        trace: What was read of the trace that the question names.
     """
     if isinstance(target, Unreadable):
         return [fails("target", target.reason, target.message)]
@@ -119,6 +122,7 @@ def before_pods(
         _can_roll(spec, target),
         _log_level(server),
         load_fits(spec, server, tables),
+        trace_fits(spec, trace, server.max_model_len),
         overrides(spec),
     ]
     return overridden(spec, answers)
@@ -497,6 +501,9 @@ def load_fits(spec: Spec, server: ServerFacts, tables: Mapping[str, EffectiveTab
             f"spec.load.outputTokens {spec.load.output_tokens} leaves no room for a prompt in "
             f"max_model_len {limit}",
         )
+    beyond_context = contexts_fit(spec, limit)
+    if beyond_context is not None:
+        return beyond_context
     differs = [
         f"{name} at {point}"
         for name, table in tables.items()

@@ -61,7 +61,8 @@ def regime(spec: Spec, evidence: Evidence, serving: ServingRegime | None) -> lis
     launches = evidence.of(INCUMBENT)
     if not launches:
         return []
-    cells = list(chain.from_iterable(evidence.cells(launch) for launch in launches))
+    held = list(chain.from_iterable(evidence.cells(launch) for launch in launches))
+    cells = [cell for cell in held if cell.plain_load] or held
     caches = [cell.prefix_cache for cell in cells if cell.prefix_cache is not None]
     queries, hits = sum(c.queries for c in caches), sum(c.hits for c in caches)
     found = hits / queries if queries else None

@@ -28,6 +28,7 @@ from specschedule.core.schedule import ScheduleError
 from specschedule.core.spec import Mode, Spec
 from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
 from specschedule.core.visit import Visit, as_asked
+from specschedule.core.workload import Workload
 
 LOOK_S = 2.0
 """A running experiment is looked at this often when nothing happens; events come in between."""
@@ -113,7 +114,9 @@ class Run:
             target = target.model_copy(update={"server": server})
             self.server = server
             self._search(server)
-        self.answers = gates.before_pods(self.spec, target, matrix=self.matrix)
+        self.answers = gates.before_pods(
+            self.spec, target, matrix=self.matrix, trace=self._workload.trace
+        )
         refused = gates.refused(self.answers)
         if refused is not None and not self.trials:
             return self._reject(refused)
@@ -151,6 +154,7 @@ class Run:
             boot_seconds=target.boot_seconds,
             gpus=target.gpus,
             done=[as_launch(t) for t in self.rounds],
+            workload=self._workload,
         )
         if self.search is not None:
             self.cost = self.search.with_cost(self.cost, target)
@@ -286,7 +290,12 @@ class Run:
             return self.search.wanted
         done = [_record(t) for t in self.rounds]
         return plan.next_launches(
-            self.spec, self.arms, done, run=self.run, screens=len(self.screens)
+            self.spec,
+            self.arms,
+            done,
+            run=self.run,
+            screens=len(self.screens),
+            workload=self._workload,
         )
 
     def _create(self, slot: Slot, target: TargetFacts, server: ServerFacts) -> CreateTrial:
@@ -323,6 +332,7 @@ class Run:
                 incumbent_arguments=server.arguments,
                 bar_digest=self.spec.bar.digest(),
                 serving=self.observed.serving,
+                workload=None if self.trials else self.observed.workload,
             ),
         )
 
@@ -363,6 +373,13 @@ class Run:
     def _serving(self) -> ServingRegime | None:
         """What the serving pods did when the run began: its first launch keeps it."""
         return self.trials[0].spec.serving if self.trials else self.observed.serving
+
+    @property
+    def _workload(self) -> Workload:
+        """What the load sends, as it was when the run began: prompts that grow change no plan."""
+        if not self.trials:
+            return self.observed.workload
+        return self.trials[0].spec.workload or Workload()
 
     def _between_arms(self, server: ServerFacts) -> list[Gate]:
         return gates.between_arms(self.spec, [as_launch(t) for t in self.rounds], server)

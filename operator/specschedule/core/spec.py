@@ -154,6 +154,16 @@ class ConfigMapReference(Value):
     (plain text or JSON strings)."""
 
 
+class TraceReference(Value):
+    """Recorded arrivals to replay."""
+
+    config_map: Annotated[str, Field(min_length=1)]
+    """Name of a ConfigMap in the namespace of this object; another one than that of load.prompts,
+    whose keys are all categories."""
+    key: Annotated[str, Field(min_length=1)] = "trace.jsonl"
+    """Key that holds them: JSON lines with timestamp (ms), input_length and output_length."""
+
+
 class ClaimReference(Value):
     """A volume to write to."""
 
@@ -195,6 +205,9 @@ class Load(Value):
     ) = None
     """Arrivals offered per second whatever the server does (open loop), one measured window each:
     where the metric attainment is judged."""
+    trace: TraceReference | None = None
+    """Recorded arrivals, with the lengths of their prompts and answers, replayed once in every
+    launch: one more place where attainment is judged. 30 minutes long at most."""
     prompts: ConfigMapReference | None = None
     """Prompts to send. Synthetic ones of promptTokens tokens when left out."""
     prompt_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] = 128
@@ -234,9 +247,12 @@ class Improve(Value):
     """What must improve."""
     at: Points | None = None
     """Load points where it must. All when left out, as it must be for attainment: that is judged
-    at every load.requestsPerSecond."""
+    at every load.requestsPerSecond, and at load.trace."""
     category: str | None = None
     """Prompt category. Pooled over categories when left out."""
+    context: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    """Mean context of the requests, in tokens: they are held with prompts as long as that less half
+    an answer. Prompts as they are when left out."""
     by: Share
     """Smallest gain over the incumbent, such as 15%."""
 
@@ -248,9 +264,12 @@ class Protect(Value):
     """What must not get worse."""
     at: Points | None = None
     """Load points where it must not. All when left out, as it must be for attainment: that is
-    judged at every load.requestsPerSecond."""
+    judged at every load.requestsPerSecond, and at load.trace."""
     category: str | None = None
     """Prompt category. Pooled over categories when left out."""
+    context: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    """Mean context of the requests, in tokens: they are held with prompts as long as that less half
+    an answer. Prompts as they are when left out."""
     within: Share | None = None
     """Largest loss, such as 3%. max(3%, 2 x noise floor) when left out."""
 
@@ -259,7 +278,7 @@ class Elsewhere(Value):
     """What holds where no requirement asks for more.
 
     That is the goodput of every load point that none names, and the attainment of the open loop
-    that crosses the boundaries.
+    that crosses the boundaries, and of load.trace.
     """
 
     max_loss: Share = 0.05
@@ -275,7 +294,8 @@ class Bar(Value):
     """Losses that the candidate must not show."""
     elsewhere: Elsewhere = Elsewhere()
     """What holds where no requirement asks for more: for the goodput of every load point that
-    none names, and for the attainment of the open loop that crosses the boundaries."""
+    none names, and for the attainment of the open loop that crosses the boundaries and of
+    load.trace."""
     min_effect: Share = 0.03
     """Differences below this are never called a gain."""
     rule: Rule | None = None
@@ -388,10 +408,16 @@ class Spec(Value):
             raise ValueError("candidates: names must differ")
         if len(set(self.load.points)) != len(self.load.points):
             raise ValueError("load.points: each point stands once")
+        trace, prompts = self.load.trace, self.load.prompts
+        if trace is not None and prompts is not None and trace.config_map == prompts.config_map:
+            raise ValueError(
+                "load.trace: its ConfigMap holds load.prompts, and every key there is a category; "
+                "name another"
+            )
         for field, requirements in (("improve", self.bar.improve), ("protect", self.bar.protect)):
             for requirement in requirements:
                 if requirement.metric is Metric.ATTAINMENT:
-                    self._check_attainment(field, requirement.at)
+                    self._check_attainment(field, requirement)
                 unknown = set(requirement.at or []) - set(self.load.points)
                 if unknown:
                     raise ValueError(
@@ -399,15 +425,21 @@ class Spec(Value):
                     )
         return self
 
-    def _check_attainment(self, field: str, at: list[int] | None) -> None:
-        if at is not None:
+    def _check_attainment(self, field: str, requirement: Improve | Protect) -> None:
+        if requirement.context is not None:
+            raise ValueError(
+                f"bar.{field}: attainment is judged at the contexts of its own prompts; leave "
+                "context out"
+            )
+        if requirement.at is not None:
             raise ValueError(
                 f"bar.{field}: attainment is judged at every load.requestsPerSecond, not at "
                 "requests held in flight; leave at out"
             )
-        if self.load.requests_per_second is None:
+        if self.load.requests_per_second is None and self.load.trace is None:
             raise ValueError(
-                f"bar.{field}: attainment is judged at an offered load; set load.requestsPerSecond"
+                f"bar.{field}: attainment is judged at an offered load; set load.requestsPerSecond "
+                "or load.trace"
             )
 
     @property

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from specschedule.core.decode import DecodeRate
 from specschedule.core.spec import Metric, Rule
 from specschedule.core.values import Value
 
@@ -22,6 +23,8 @@ class BarResult(Value):
     """Offered load of an open loop; its lowest rate, where it swings."""
     peak_requests_per_second: float | None = None
     """Rate half-way, where it rises evenly to a peak and falls back."""
+    trace: bool | None = None
+    """True for the recorded arrivals of load.trace."""
     category: str | None = None
     """Prompt category; pooled when absent."""
     context: int | None = None
@@ -123,8 +126,12 @@ class Floor(Value):
     """Requests in flight; absent in an open loop."""
     requests_per_second: float | None = None
     """Offered load of an open loop."""
+    trace: bool | None = None
+    """True for the recorded arrivals of load.trace."""
     category: str | None = None
     """Prompt category; pooled when absent."""
+    context: int | None = None
+    """Mean context, in tokens, where the bar names one."""
     floor: float
     """Change that relaunches of the same arm show (95 % point, the largest of few)."""
     count: int
@@ -142,8 +149,12 @@ class Watched(Value):
     """Requests in flight; absent in an open loop."""
     requests_per_second: float | None = None
     """Offered load of an open loop."""
+    trace: bool | None = None
+    """True for the recorded arrivals of load.trace."""
     category: str | None = None
     """Prompt category; pooled when absent."""
+    context: int | None = None
+    """Mean context, in tokens, where the bar names one."""
     change: float
     """Mean change; negative is worse."""
     pairs: list[float]
@@ -210,6 +221,8 @@ class ArmFacts(Value):
     """Launches that count."""
     acceptance_length: float | None = None
     """Tokens per verification, pooled over all its windows; absent where nothing was drafted."""
+    decode: list[DecodeRate] = []
+    """How fast one stream decodes, by load point and prompt category, and by depth."""
 
 
 class Judgement(Value):

@@ -1,15 +1,25 @@
 """What a launch measures: the load points, what the bar names, crossings, and its outputs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import inf
 
 from specschedule.core.arms import Arm
 from specschedule.core.chance import shuffled
-from specschedule.core.compare import INCUMBENT, Evidence, Offered, Place, places, requirements
+from specschedule.core.compare import (
+    INCUMBENT,
+    TRACE,
+    TWIN,
+    Evidence,
+    Offered,
+    Place,
+    places,
+    requirements,
+)
 from specschedule.core.evidence import Launch, Profile
 from specschedule.core.schedule import effective
-from specschedule.core.spec import Effort, Spec
+from specschedule.core.spec import Effort, Load, Spec
 from specschedule.core.visit import Window
+from specschedule.core.workload import Trace, prompt_of
 
 CROSSING_SECONDS = 5.0
 """Time on each side of a boundary."""
@@ -20,6 +30,56 @@ PROMPTS_UP, PROMPTS_DOWN = 8, 4
 REQUESTS_PER_STREAM = 4
 """Arrivals of the swinging open loop for every request in flight at its peak: enough that the
 number in flight follows the rate up and down."""
+
+
+DEPTHS = (4, 16)
+"""Depths of a sweep, in declared prompt lengths: one is held anyway."""
+
+MOST_CATEGORIES = 4
+"""Prompt categories that a first launch holds apart, at most: each takes two windows of it."""
+
+Apart = Collection[tuple[int, str]]
+"""(load point, prompt category): windows of one category, beside those that mix them."""
+
+
+def apart(spec: Spec, arm: str, categories: Sequence[str]) -> list[tuple[int, str]]:
+    """Return what an arm's first launch holds by category: the lowest and the highest load point.
+
+    In Quick only the pair does. The first categories by name, where there are many.
+
+    Args:
+        spec: The question.
+        arm: Name of the arm.
+        categories: Categories of its prompts.
+    """
+    paired = arm in (INCUMBENT, TWIN) or arm.startswith("candidate-")
+    if not paired and spec.experiment.effort is Effort.QUICK:
+        return []
+    points = sorted({min(spec.load.points), max(spec.load.points)})
+    return [(at, name) for at in points for name in sorted(categories)[:MOST_CATEGORIES]]
+
+
+def depths(spec: Spec, arm: Arm) -> tuple[list[int], str]:
+    """Return the prompt lengths of a first launch's depth sweep, and what of it is left out, why.
+
+    Args:
+        spec: The question.
+        arm: Any of its arms.
+    """
+    if spec.experiment.effort is Effort.QUICK:
+        return [], ""
+    load, limit = spec.load, arm.max_model_len
+    asked = [load.prompt_tokens * factor for factor in DEPTHS]
+    named = f"depths {' and '.join(map(str, asked))}"
+    if load.prompts is not None:
+        return [], f"{named}: prompts are given, and not made to a length"
+    if load.prefix_cache != "Unique":
+        return [], f"{named}: with load.prefixCache {load.prefix_cache} a deep prompt is cached"
+    if limit is None:
+        return [], f"{named}: --max-model-len is not given, so whether they fit is not known"
+    fitting = [depth for depth in asked if depth + load.output_tokens <= limit]
+    beyond = " and ".join(str(depth) for depth in asked if depth not in fitting)
+    return fitting, f"depths {beyond}: beyond max_model_len {limit}" if beyond else ""
 
 
 def swings(spec: Spec, arms: Sequence[Arm]) -> bool:
@@ -56,14 +116,21 @@ def swing(spec: Spec, arms: Sequence[Arm], launches: Sequence[Launch]) -> Offere
             if seconds:
                 rates.append(float(f"{sum(cell.completed for cell in held) / seconds:.3g}"))
         if len(rates) == 2 and 0 < rates[0] < rates[1]:
-            return Offered(*rates)
+            return Offered(rates[0], rates[1])
     return None
 
 
 def windows(
-    spec: Spec, arm: Arm, *, round: int, first: bool, swing: Offered | None = None
+    spec: Spec,
+    arm: Arm,
+    *,
+    round: int,
+    first: bool,
+    apart: Apart = (),
+    swing: Offered | None = None,
+    trace: Trace | None = None,
 ) -> list[Window]:
-    """Return what a launch measures: the same for all arms of a round, in the same order.
+    """Return what a launch measures: in the same order for all arms of a round.
 
     Args:
         spec: The question.
@@ -71,33 +138,51 @@ def windows(
         round: Round of the launch, from 1; it decides the order and the prompts.
         first: Whether it is the arm's first launch, which measures every crossing, and the first
             passes before everything else, from the lowest boundary up.
+        apart: What is held by category, beside what the bar names.
         swing: Offered load that crosses the boundaries, once it is known.
+        trace: Recorded arrivals to replay.
     """
     load, effort = spec.load, spec.experiment.effort
     points = shuffled(set(load.points), spec.experiment.seed, "points", round)
     asked = [place for each in requirements(spec.bar) for place in places(spec, each)]
-    named = {(p.at, p.category) for p in asked if p.category is not None and p.at is not None}
-    contexts = None
-    if load.prompts is None:
-        contexts = (load.prompt_tokens, load.prompt_tokens + load.output_tokens)
+    named = {(p.at, p.category, p.context) for p in asked if p.at is not None}
+    named.update((at, category, None) for at, category in apart)
     seeds = 2 if effort is Effort.THOROUGH else 1
     base = 1000 * spec.experiment.seed + 10 * round
     found = []
     for at in points:
-        for category in (None, *sorted(c for a, c in named if a == at and c is not None)):
+        beside = sorted(
+            ((category, context) for point, category, context in named if point == at),
+            key=lambda each: (each[0] or "", each[1] or 0),
+        )
+        for category, context in dict.fromkeys([(None, None), *beside]):
+            prompt = None if context is None else prompt_of(context, load)
             for seed in range(base, base + seeds):
                 middle = f"hold{at}" + (f"-{category}" if category else "")
+                middle += f"-c{context}" if context else ""
                 found.append(
                     Window(
                         cell=f"r{round}-{middle}-s{seed}",
-                        profile=Profile(kind="hold", concurrency=at),
+                        profile=Profile(kind="hold", concurrency=at, context=prompt),
                         category=category,
-                        tokens=arm.tokens(at, contexts),
+                        tokens=arm.tokens(at, _contexts(load, prompt)),
+                        context=context,
                         seed=seed,
                         requests=load.requests,
                     )
                 )
-    found.extend(_open(spec, arm, round, base, swing))
+    if first:
+        found.extend(
+            Window(
+                cell=f"r{round}-depth{depth}-s{base}",
+                profile=Profile(kind="depth", concurrency=1, context=depth),
+                tokens=arm.tokens(1, _contexts(load, depth)),
+                seed=base,
+                requests=load.requests,
+            )
+            for depth in depths(spec, arm)[0]
+        )
+    found.extend(_open(spec, arm, round, base, swing, trace))
     outputs = Window(
         cell=f"r{round}-equivalence-s{spec.experiment.seed}",
         profile=Profile(kind="equivalence", steps=_staircase(spec, arm.max_num_seqs)),
@@ -135,6 +220,14 @@ def windows(
     return [*found, *later, outputs]
 
 
+def _contexts(load: Load, prompt: int | None) -> tuple[int, int] | None:
+    """Return between which mean contexts a request goes; None where its prompt is not known."""
+    if prompt is None and load.prompts is not None:
+        return None
+    length = load.prompt_tokens if prompt is None else prompt
+    return (length, length + load.output_tokens)
+
+
 def _staircase(spec: Spec, max_num_seqs: int) -> list[list[int]]:
     """Return [requests in flight, prompts] up through every band of the candidates and down again.
 
@@ -157,25 +250,36 @@ def _staircase(spec: Spec, max_num_seqs: int) -> list[list[int]]:
     return up + [[level, PROMPTS_DOWN] for level in reversed(levels[:-1])]
 
 
-def _open(spec: Spec, arm: Arm, round: int, seed: int, swing: Offered | None) -> Iterable[Window]:
+def _open(
+    spec: Spec, arm: Arm, round: int, seed: int, swing: Offered | None, trace: Trace | None
+) -> Iterable[Window]:
     """Yield the open-loop windows: the offered loads of the spec, and the one that swings."""
     rates = sorted(set(spec.load.requests_per_second or ()))
     tokens = None if arm.boundaries() else arm.tokens(1)
     named: dict[Offered, list[str | None]] = {Offered(rate, rate): [None] for rate in rates}
+    if trace is not None:
+        named[TRACE] = [None]
     for each in requirements(spec.bar):
         for place in places(spec, each):
-            if place.offered is not None and place.category is not None:
-                named[place.offered].append(place.category)
+            load = place.offered
+            if load is not None and load in named and place.category is not None:
+                named[load].append(place.category)
     for load, categories in named.items():
+        name, requests = f"open{load.low:g}", spec.load.requests
+        profile = Profile(kind="open", requests_per_second=load.low)
+        if trace is not None and load == TRACE:
+            name, requests = "trace", trace.requests
+            rate = float(f"{trace.requests / trace.seconds:.4g}")
+            profile = Profile(kind="open", requests_per_second=rate, trace=trace.digest)
         for category in dict.fromkeys(categories):
-            middle = f"open{load.low:g}" + (f"-{category}" if category else "")
+            middle = name + (f"-{category}" if category else "")
             yield Window(
                 cell=f"r{round}-{middle}-s{seed}",
-                profile=Profile(kind="open", requests_per_second=load.low),
+                profile=profile,
                 category=category,
                 tokens=tokens,
                 seed=seed,
-                requests=spec.load.requests,
+                requests=requests,
             )
     if swing is not None:
         yield Window(

@@ -7,12 +7,14 @@ server never sees a ramp at the start or a drain at the end.
 
 import bisect
 import itertools
-import json
 import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from specschedule.core import workload
+from specschedule.core.workload import digest_of_trace, turn_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,36 +87,23 @@ def _triangle_quantile(u: float, base: float, top: float) -> float:
     return 2 * mass / (base + math.sqrt(base * base + 4 * (top - base) * mass))
 
 
-def read_trace(path: Path) -> Turn:
-    """Read a trace: JSON lines with ``timestamp`` (ms), ``input_length``, ``output_length``.
+def read_trace(path: Path, digest: str | None = None) -> Turn:
+    """Read the trace in a file, as one turn.
 
-    This is the form in which request traces are published (Mooncake's). Other fields are
-    ignored. The turn ends one mean gap after the last arrival.
+    Args:
+        path: The file.
+        digest: What it must say; anything else is refused.
 
     Raises:
-        ValueError: A line is not such an object, or fewer than two arrivals are there.
+        ValueError: It is no trace, or another one.
     """
-    arrivals = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            arrivals.append(
-                Arrival(
-                    float(entry["timestamp"]) / 1000,
-                    int(entry["input_length"]),
-                    max(2, int(entry["output_length"])),
-                )
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path}:{number}: needs timestamp (ms), input_length and output_length: {error}"
-            ) from error
-    arrivals.sort(key=lambda arrival: arrival.at)
-    if len(arrivals) < 2 or arrivals[-1].at == arrivals[0].at:
-        raise ValueError(f"{path}: needs at least two arrivals at different times")
-    first = arrivals[0].at
-    span = arrivals[-1].at - first
-    shifted = tuple(Arrival(a.at - first, a.prompt_tokens, a.output_tokens) for a in arrivals)
-    return Turn(span + span / (len(shifted) - 1), shifted)
+    # Not read_text: it changes the ends of lines, and with them the digest.
+    text = path.read_bytes().decode()
+    if digest is not None and (found := digest_of_trace(text)) != digest:
+        raise ValueError(
+            f"{path}: is {found}, and {digest} was to be replayed: put the trace back as it was "
+            "when the run began"
+        )
+    recorded = workload.read_trace(text, str(path))
+    arrivals = tuple(Arrival(each.at, each.prompt_tokens, each.output_tokens) for each in recorded)
+    return Turn(turn_seconds(recorded), arrivals)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specschedule.core.evidence import Cell, Profile
+from specschedule.core.workload import DIGEST
 from specschedule.load.arrivals import Arrival, Turn, draw, read_trace
 from specschedule.load.client import Client
 from specschedule.load.measurement import Measurement
@@ -31,9 +32,11 @@ class Open:
         finished: Callable[[Record], None],
         *,
         lead: float,
+        trace: Path | None,
     ) -> None:
         self._measurement, self._client, self._tasks = measurement, client, tasks
         self._source, self._finished, self._lead = source, finished, lead
+        self._trace = trace
         self._clock = measurement.clock
         self._in_flight: set[asyncio.Task[None]] = set()
         self._outstanding = 0
@@ -43,7 +46,7 @@ class Open:
         """Measure the window."""
         measurement = self._measurement
         window = measurement.window
-        turn = planned(window.profile, window.requests, window.seed)
+        turn = planned(window.profile, window.requests, window.seed, self._trace)
         opens = self._clock() + self._lead
         self._outstanding = len(turn.arrivals)
         sending = self._tasks.create_task(self._send_all(turn, opens))
@@ -81,12 +84,23 @@ class Open:
                 self._last.set()
 
 
-def planned(profile: Profile, requests: int, seed: int) -> Turn:
+def planned(profile: Profile, requests: int, seed: int, trace: Path | None = None) -> Turn:
     """Return the arrivals of an open profile.
 
+    Args:
+        profile: The profile.
+        requests: Arrivals to draw.
+        seed: Decides those drawn.
+        trace: The recorded arrivals that the process was given.
+
     Raises:
-        ValueError: Neither a rate nor a readable trace is given.
+        ValueError: Neither a rate nor a readable trace is given, or another trace than planned.
+        OSError: The trace cannot be read.
     """
+    if profile.trace is not None and profile.trace.startswith(DIGEST):
+        if trace is None:
+            raise ValueError(f"open: trace {profile.trace} must be given in SPECSCHEDULE_TRACE")
+        return read_trace(trace, profile.trace)
     if profile.trace is not None:
         return read_trace(Path(profile.trace))
     rate, peak = profile.requests_per_second, profile.peak_requests_per_second

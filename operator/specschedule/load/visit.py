@@ -7,6 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 import aiohttp
@@ -69,6 +70,7 @@ class VisitRun:
         port: int | None = None,
         host: str | None = None,
         records: TextIO | None = None,
+        trace: Path | None = None,
     ) -> None:
         """Prepare.
 
@@ -80,11 +82,13 @@ class VisitRun:
             port: Where to offer counters; none are offered when None.
             host: On which address; on all when None.
             records: Where to write what became of every request.
+            trace: Recorded arrivals, for windows that replay them by their digest.
         """
         self._visit, self._pool, self._say = visit, pool, say
         self._whole = pool
         """Prompts that the server has room for as they are."""
         self._api_key, self._port, self._host, self._records = api_key, port, host, records
+        self._trace = trace
         self._counters = Counters(visit)
         self._page = Page(self._counters)
         screen = visit.screen
@@ -130,7 +134,7 @@ class VisitRun:
             raise Failure("BadPlan", f"windows: cell names must be there and differ: {repeated}")
         try:
             for window in self._visit.windows:
-                check_profile(window)
+                check_profile(window, self._trace)
                 if self._pool is not None:
                     self._pool.select(window.category)
         except PromptsMissing as error:
@@ -310,7 +314,9 @@ class VisitRun:
             return await Equivalence(measurement, client, tasks, source, self._finished).run()
         lead = max(3 * self._e2e, 0.0 if self._warm else self._shortest_warm_up())
         self._opened_after(lead, steady=True)
-        return await Open(measurement, client, tasks, source, self._finished, lead=lead).run()
+        return await Open(
+            measurement, client, tasks, source, self._finished, lead=lead, trace=self._trace
+        ).run()
 
     async def _await_switch(self, page: probe.Page, window: Window) -> None:
         """Keep a window shut until the scheduler follows its requests."""
@@ -461,11 +467,16 @@ class VisitRun:
         return scrapes
 
 
-def check_profile(window: Window) -> None:
+def check_profile(window: Window, trace: Path | None = None) -> None:
     """Refuse a profile that lacks what its kind needs.
+
+    Args:
+        window: The window.
+        trace: Recorded arrivals that the process was given.
 
     Raises:
         ValueError: Says what is missing.
+        OSError: A trace cannot be read.
     """
     profile = window.profile
     if profile.kind == "hold" and (profile.concurrency or 0) < 1:
@@ -481,7 +492,7 @@ def check_profile(window: Window) -> None:
     ):
         raise ValueError("equivalence: needs steps, each [requests in flight, prompts]")
     if profile.kind == "open":
-        planned(profile, window.requests, window.seed)
+        planned(profile, window.requests, window.seed, trace)
 
 
 def _continues(previous: Profile | None, profile: Profile) -> bool:

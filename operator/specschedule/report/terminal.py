@@ -74,8 +74,18 @@ def _table(arms: Sequence[Mapping[str, Any]]) -> list[str]:
             value = by_point.get(point)
             line += f"  {value['perSecond']:>13.3f}" if value else f"  {'-':>13}"
         lines.append(line)
-        lines.extend(f"  {'':<{width}}  ! {fault}" for fault in arm.get("faults") or [])
+        told = [*_decode(arm), *(f"! {fault}" for fault in arm.get("faults") or [])]
+        lines.extend(f"  {'':<{width}}  {text}" for text in told)
     return lines
+
+
+def _decode(arm: Mapping[str, Any]) -> list[str]:
+    """Return how fast one stream decodes, a line for each load point."""
+    by_load: dict[int, list[str]] = {}
+    for rate in arm.get("decode") or []:
+        what = rate["category"] if "category" in rate else f"depth {rate['depth']}:"
+        by_load.setdefault(rate["at"], []).append(f"{what} {rate['tokensPerSecond']:.4g}")
+    return [f"tokens/s of one stream at {at}: {', '.join(said)}" for at, said in by_load.items()]
 
 
 def _so_far(status: Mapping[str, Any]) -> list[str]:
@@ -95,7 +105,12 @@ def _so_far(status: Mapping[str, Any]) -> list[str]:
 
 
 def _place(floor: Mapping[str, Any]) -> str:
-    rate = floor.get("requestsPerSecond")
-    load = f"{floor['at']}" if rate is None else f"{rate:g} requests/s"
+    if floor.get("trace"):
+        load = "trace"
+    elif "requestsPerSecond" in floor:
+        load = f"{floor['requestsPerSecond']:g} requests/s"
+    else:
+        load = f"{floor['at']}"
     category = f", {floor['category']}" if "category" in floor else ""
-    return f"{floor['metric']} at {load}{category}"
+    context = f", context {floor['context']}" if "context" in floor else ""
+    return f"{floor['metric']} at {load}{category}{context}"

@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from specschedule.core.compare import offered
 from specschedule.core.observed import VisitFacts
 from specschedule.core.screening import REQUESTS, most_windows
 from specschedule.core.visit import Event, Visit, VisitEnded, VisitFailed, visit_event, waves
@@ -92,8 +91,8 @@ def longest_seconds(visit: Visit) -> int:
         seconds += waiting * visit.request_timeout
     for window in visit.windows:
         in_flight = window.profile.concurrency or 1
-        if (arrivals := offered(window.profile)) is not None:
-            seconds += window.requests / arrivals.mean + 2 * visit.request_timeout
+        if (rate := window.profile.mean_rate) is not None:
+            seconds += window.requests / rate + 2 * visit.request_timeout
             continue
         steps = window.profile.steps or [[in_flight, window.requests]]
         seconds += (waves(steps) + 2) * visit.request_timeout

@@ -14,7 +14,7 @@ from typing import Any
 
 from specschedule.api.v1alpha1 import GROUP
 from specschedule.core.observed import TrialSpec
-from specschedule.core.spec import SecretKeyReference
+from specschedule.core.spec import SecretKeyReference, TraceReference
 from specschedule.core.visit import Visit
 from specschedule.wire import names
 from specschedule.wire.delivery import Delivery, deliver
@@ -23,6 +23,8 @@ LOAD_PORT = 9100
 """Port of the load process's own counters."""
 LOAD_USER = 65532
 """User and group of the load process; a volume for its records must let it write."""
+TRACE_FOLDER, TRACE_FILE = "/trace", "trace.jsonl"
+"""Where the load process finds recorded arrivals, whatever their key is named."""
 TRIAL_GRACE_SECONDS = 10
 LOAD_GRACE_SECONDS = 5
 
@@ -170,6 +172,7 @@ def visit_job(
     image: str,
     pull_policy: str,
     prompts: str | None,
+    trace: TraceReference | None,
     records: str | None,
     api_key: SecretKeyReference | None,
     priority_class: str | None,
@@ -183,6 +186,7 @@ def visit_job(
         image: Image of the load process.
         pull_policy: Its imagePullPolicy.
         prompts: Name of the ConfigMap with the prompts; None for synthetic ones.
+        trace: Where the recorded arrivals are; None for none.
         records: Name of the PersistentVolumeClaim for what became of every request; None to write
             nothing.
         api_key: Where the kubelet finds the server's API key; the operator never reads it.
@@ -199,10 +203,16 @@ def visit_job(
         environment.append({"name": "SPECSCHEDULE_PROMPTS", "value": "/prompts"})
         volumes.append({"name": "prompts", "configMap": {"name": prompts}})
         mounts.append({"name": "prompts", "mountPath": "/prompts", "readOnly": True})
+    if trace is not None:
+        file = f"{TRACE_FOLDER}/{TRACE_FILE}"
+        environment.append({"name": "SPECSCHEDULE_TRACE", "value": file})
+        items = [{"key": trace.key, "path": TRACE_FILE}]
+        volumes.append({"name": "trace", "configMap": {"name": trace.config_map, "items": items}})
+        mounts.append({"name": "trace", "mountPath": TRACE_FOLDER, "readOnly": True})
     name = names.job_name(trial["metadata"]["name"], visit.visit)
     if records is not None:
-        file = {"name": "SPECSCHEDULE_RECORDS", "value": f"/records/{name}.jsonl.gz"}
-        environment.append(file)
+        path = f"/records/{name}.jsonl.gz"
+        environment.append({"name": "SPECSCHEDULE_RECORDS", "value": path})
         volumes.append({"name": "records", "persistentVolumeClaim": {"claimName": records}})
         mounts.append({"name": "records", "mountPath": "/records"})
     if api_key is not None:

@@ -16,6 +16,7 @@ MET_KEPT = 8
 TEXT_KEPT = 400
 """Characters of a long text that stay when there is no room for all."""
 
+_PLACE = ("metric", "at", "requestsPerSecond", "trace", "category", "context")
 _NOTE = re.compile(r" \(left out of the status, which is limited to 64 KiB: ([^()]*)\)$")
 
 Status = dict[str, Any]
@@ -80,7 +81,7 @@ def _each(field: str, change: Callable[[Status], Status]) -> Callable[[Status], 
 
 def _floors_of_the_bar(status: Status) -> Status:
     def place(entry: Status) -> tuple[Any, ...]:
-        return tuple(entry.get(k) for k in ("metric", "at", "requestsPerSecond", "category"))
+        return tuple(entry.get(key) for key in _PLACE)
 
     bars = [bar for verdict in status.get("verdict", []) for bar in verdict.get("bars", [])]
     named = {place(bar) for bar in bars}
@@ -132,6 +133,7 @@ _CUTS: tuple[_Cut, ...] = (
     ("pairs of requirements", _each("verdict", _each("bars", _without("pairs")))),
     ("requirements that are met", _each("verdict", _few_met)),
     ("gates that pass", _gates_that_hold),
+    ("decode rates of arms", _each("arms", _without("decode"))),
     ("goodput of arms", _each("arms", _without("goodput"))),
     (_LONG_TEXTS, _texts),
     ("all requirements", _each("verdict", _without("bars"))),

@@ -237,6 +237,7 @@ class Actor:
             image=self._settings.image,
             pull_policy=self._settings.image_pull_policy,
             prompts=spec.load.prompts.config_map if spec.load.prompts else None,
+            trace=spec.load.trace,
             records=spec.load.records.persistent_volume_claim if spec.load.records else None,
             api_key=spec.load.api_key_secret_ref,
             priority_class=self._settings.priority_class,

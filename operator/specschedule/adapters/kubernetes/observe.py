@@ -27,8 +27,9 @@ from specschedule.core.observed import (
     TrialStatus,
     VisitFacts,
 )
-from specschedule.core.spec import Load, Spec, run_id
+from specschedule.core.spec import Load, Spec, TraceReference, run_id
 from specschedule.core.target import TargetFacts, Unreadable
+from specschedule.core.workload import Trace, Workload, trace_facts
 from specschedule.ports import Key, Metrics, Unavailable
 from specschedule.vllm_facts.failures import last_words
 from specschedule.vllm_facts.logs import compiled_at, scheduler_finding
@@ -86,13 +87,17 @@ class Observer:
             serving = self._metrics.serving(
                 url, namespace=key.namespace, pods=target.pods, points=points
             )
+        missing, workload = None, Workload()
+        if spec is not None:
+            missing, workload = self._load(key.namespace, spec.load)
         return Observed(
             schedule=schedule,
             target=target,
             trials=trials,
             metrics=metrics,
             serving=serving,
-            load=self._load(key.namespace, spec.load) if spec else None,
+            load=missing,
+            workload=workload,
             other_run=ahead(schedules, mine),
         )
 
@@ -150,11 +155,19 @@ class Observer:
                 found[name] = config_map.get("data") or {}
         return found
 
-    def _load(self, namespace: str, load: Load) -> Unreadable | None:
-        """Say what the load jobs would wait for in vain."""
-        missing = self._prompts(namespace, load.prompts.config_map) if load.prompts else None
-        if missing is not None or load.records is None:
-            return missing
+    def _load(self, namespace: str, load: Load) -> tuple[Unreadable | None, Workload]:
+        """Return what the load jobs would wait for in vain, and what they will send."""
+        prompts = self._prompts(namespace, load.prompts.config_map) if load.prompts else []
+        if isinstance(prompts, Unreadable):
+            return prompts, Workload()
+        trace = self._trace(namespace, load.trace) if load.trace else None
+        if isinstance(trace, Unreadable):
+            return trace, Workload()
+        return self._records(namespace, load), Workload(categories=prompts, trace=trace)
+
+    def _records(self, namespace: str, load: Load) -> Unreadable | None:
+        if load.records is None:
+            return None
         name = load.records.persistent_volume_claim
         if self._api.get("persistentvolumeclaims", namespace, name) is not None:
             return None
@@ -164,7 +177,7 @@ class Observer:
             "spec.load.records out",
         )
 
-    def _prompts(self, namespace: str, name: str) -> Unreadable | None:
+    def _prompts(self, namespace: str, name: str) -> list[str] | Unreadable:
         config_map = self._api.get("configmaps", namespace, name)
         if config_map is None:
             return Unreadable(
@@ -172,13 +185,31 @@ class Observer:
                 message=f"ConfigMap {namespace}/{name} does not exist: create it with one key per "
                 "category of prompts, or leave spec.load.prompts out",
             )
-        if not any(text.strip() for text in (config_map.get("data") or {}).values()):
+        texts = config_map.get("data") or {}
+        categories = sorted(name for name, text in texts.items() if text.strip())
+        if not categories:
             return Unreadable(
                 reason="PromptsEmpty",
                 message=f"ConfigMap {namespace}/{name} holds no prompts: spec.load.prompts needs "
                 "one key per category, with one prompt per line",
             )
-        return None
+        return categories
+
+    def _trace(self, namespace: str, asked: TraceReference) -> Trace | Unreadable:
+        config_map = self._api.get("configmaps", namespace, asked.config_map)
+        where = f"ConfigMap {namespace}/{asked.config_map}"
+        texts = (config_map or {}).get("data") or {}
+        if asked.key not in texts:
+            said = f"has no key {asked.key}" if config_map is not None else "does not exist"
+            return Unreadable(
+                reason="TraceNotFound",
+                message=f"{where} {said}: create it with the recorded arrivals under that key, or "
+                "leave spec.load.trace out",
+            )
+        try:
+            return trace_facts(texts[asked.key], asked.key)
+        except ValueError as error:
+            return Unreadable(reason="TraceUnreadable", message=f"{where}: {error}")
 
     def _trials(self, namespace: str, uid: str, url: str | None) -> list[TrialFacts]:
         labels = f"{names.OWNER_UID}={uid}"

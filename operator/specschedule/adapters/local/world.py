@@ -37,6 +37,7 @@ from specschedule.core.observed import (
 )
 from specschedule.core.target import Unreadable
 from specschedule.core.visit import Visit, VisitEnded
+from specschedule.core.workload import Workload
 from specschedule.engine import settings
 from specschedule.engine.deliver import deliver
 from specschedule.ports import Key, Metrics, Refused
@@ -94,6 +95,8 @@ class LocalWorld:
         *,
         prometheus: Metrics,
         prompts: Path | None = None,
+        trace: Path | None = None,
+        workload: Workload | None = None,
         load_port: int = manifests.LOAD_PORT,
         instruments: bool = True,
         until: float | None = None,
@@ -106,6 +109,8 @@ class LocalWorld:
             command: The command that serves now.
             prometheus: Prometheus, asked where the spec names a server.
             prompts: Prompts of the load: a folder or a file.
+            trace: Recorded arrivals: a file.
+            workload: What the load sends, as read from these.
             load_port: Port of the load process's counters, where a Prometheus reads them.
             instruments: Whether launches carry what observes the engine from inside.
             until: Unix seconds after which no launch begins, but for the second of a pair.
@@ -113,6 +118,7 @@ class LocalWorld:
         """
         self._ledger, self._command, self._clock = ledger, command, clock
         self._prompts, self._load_port, self._until = prompts, load_port, until
+        self._trace, self._workload = trace, workload or Workload()
         self._url = ledger.spec.prometheus.url if ledger.spec.prometheus else None
         self._pages = Pages()
         self._metrics: Metrics = prometheus if self._url else self._pages
@@ -147,6 +153,7 @@ class LocalWorld:
                 for name, (spec, status) in self._ledger.trials().items()
             ],
             metrics=metrics,
+            workload=self._workload,
             probes=self._probes,
         )
 
@@ -291,6 +298,8 @@ class LocalWorld:
             variables["SPECSCHEDULE_METRICS_HOST"] = HOST
         if self._prompts is not None:
             variables["SPECSCHEDULE_PROMPTS"] = str(self._prompts)
+        if self._trace is not None:
+            variables["SPECSCHEDULE_TRACE"] = str(self._trace.resolve())
         visited = f"{name}-v{visit.visit}"
         if self._ledger.spec.load.records is not None:
             folder = self._ledger.folder / "records"
