@@ -25,6 +25,7 @@ from specschedule.core.observed import (
 from specschedule.core.target import TargetFacts
 from specschedule.core.visit import Screen
 from specschedule.ports import Conflict, Refused
+from specschedule.vllm_facts.instruments import STEP_FLAGS
 
 from .conftest import Place, serving, until, wanted
 
@@ -123,10 +124,11 @@ def test_with_instruments_every_arm_carries_the_same_and_serving_none(
     spec = launch(place, **ARMS[arm])["spec"]
     (container,) = spec["containers"]
     flag = "--worker-extension-cls=specschedule.engine.fingerprint.Fingerprint"
-    assert [each for each in container["args"] if "worker" in each] == [flag]
+    assert container["args"][-3:] == [*STEP_FLAGS, flag]
     values = {each["name"]: each["value"] for each in container["env"]}
     assert values["PYTHONPATH"] in {m["mountPath"] for m in container["volumeMounts"]}
     assert values["SPECSCHEDULE_SLO_TTFT_MS"] == "500"
+    assert values["SPECSCHEDULE_STEP_COUNTERS"] == "1"
     (init,) = spec["initContainers"]
     assert init["image"] == "specschedule:test"
     assert init["resources"] == {"requests": {"cpu": "10m"}}

@@ -36,6 +36,7 @@ from specschedule.engine import settings  # noqa: E402
 from specschedule.engine.planner import Planner  # noqa: E402
 from specschedule.engine.recording import Recording  # noqa: E402
 from specschedule.engine.ring import Ring  # noqa: E402
+from specschedule.vllm_facts.instruments import STEP_FLAGS  # noqa: E402
 from tests.bench import side_by_side  # noqa: E402
 from tests.bench.side_by_side import Arm  # noqa: E402
 from tests.booted import end_with_servers  # noqa: E402
@@ -44,8 +45,6 @@ from tests.instrumented import EVERY_K  # noqa: E402
 SHARE = 0.01
 STEP_MS = {1: 5.0, 16: 8.0, 256: 20.0}
 """Step times of an engine on a GPU, by requests in the batch."""
-FLAGS = ("--enable-logging-iteration-details", "--cudagraph-metrics")
-"""The engine's own, on both servers: with them the recorder has most to write down."""
 WITH, WITHOUT = "with recorder and scheduler", "without"
 REPEATS = 2_000
 
@@ -72,16 +71,19 @@ def main() -> int:
 
 
 def arms(engine: Mapping[str, Any], folder: Path) -> tuple[Arm, Arm]:
-    """Return the engine with our parts and without; everything else of them is the same."""
+    """Return the engine with our parts and flags, and without; all else of them is the same."""
     folder.mkdir(parents=True, exist_ok=True)
     # Two context classes, so that the mean context is needed; K is the boot rows' in both.
     rows = [[*row[:2], *part, row[2]] for row in EVERY_K for part in ((1, 512), (513, 1024))]
     table = folder / "rows.json"
     table.write_text(json.dumps(rows))
-    common = (*side_by_side.short_steps(engine), *FLAGS)
+    common = tuple(side_by_side.short_steps(engine))
     scheduler = "--scheduler-cls=specschedule.engine.context.ContextScheduler"
     variables = {settings.TABLE: str(table), settings.TTFT: "60000", settings.TPOT: "20000"}
-    return Arm(WITH, (*common, scheduler), variables), Arm(WITHOUT, common, inside=False)
+    variables[settings.STEPS] = "1"
+    return Arm(WITH, (*common, *STEP_FLAGS, scheduler), variables), Arm(
+        WITHOUT, common, inside=False
+    )
 
 
 def real_engine(folder: Path) -> tuple[list[str], bool]:
@@ -95,9 +97,10 @@ def real_engine(folder: Path) -> tuple[list[str], bool]:
         f"Both servers are alive and asked in turn (ABBA), {side_by_side.BLOCKS} blocks in each of "
         f"{side_by_side.LAUNCHES} launches of both: {side_by_side.IN_FLIGHT} requests of "
         f"{side_by_side.TOKENS} tokens a window, the pair's drafter serving as the target, whose "
-        f"steps are the shortest. With: goodput counters, a line for each step in the recorder's "
-        "and in the scheduler's page, and a table of five-number rows that chooses the K of the "
-        "other's three-number rows. Step times are the engine's own "
+        f"steps are the shortest. With: counters of good requests and of steps, the engine's flags "
+        "that those need, a line for each step in the recorder's and in the scheduler's page, and "
+        "a table of five-number rows that chooses the K of the other's three-number rows. Step "
+        "times are the engine's own "
         f"(`{side_by_side.LATENCY}`).",
         "",
         f"A step takes **{found.more.change()}** launches more, {added:+.0f} us of "
@@ -134,7 +137,16 @@ def recorder(batch: int) -> float:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     asked = {settings.TTFT: "500", settings.TPOT: "40", settings.RECORDER_PORT: str(port)}
-    config = SimpleNamespace(model_config=SimpleNamespace(served_model_name="pair"))
+    asked[settings.STEPS] = "1"
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(served_model_name="pair"),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
+        scheduler_config=SimpleNamespace(scheduler_cls=None, max_num_seqs=512),
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=4,
+            num_speculative_tokens_per_batch_size=[(1, 16, 4), (17, 512, 2)],
+        ),
+    )
     # Each batch size asks anew, so each has a registry and a port of its own.
     recording = Recording(asked, config, CollectorRegistry())
     ended = SimpleNamespace(
@@ -143,6 +155,7 @@ def recorder(batch: int) -> float:
     iteration = SimpleNamespace(
         num_generation_tokens=batch * 3,
         time_to_first_tokens_iter=[0.1],
+        inter_token_latencies_iter=[0.02] * batch,
         num_preempted_reqs=0,
         finished_requests=[ended],
     )

@@ -232,7 +232,7 @@ def test_each_launch_has_a_receipt_of_what_really_ran(place: Place, played: Ende
         assert receipt["graphMode"] == "FULL_AND_PIECEWISE"
         assert receipt["imageId"] == image
         assert receipt["node"] == "node"
-        assert receipt["instruments"] == ["fingerprint"]
+        assert receipt["instruments"] == ["fingerprint", "counters"]
         drafting = CONFIGS[arm] or {}
         planned = drafting.get("num_speculative_tokens_per_batch_size", [])
         assert receipt.get("schedule") == (planned if drafting else None)

@@ -83,6 +83,13 @@ def test_the_schedule_is_in_effect_at_both_ends(trials):
         assert "drafts" not in cell
 
 
+def test_the_steps_of_each_window_are_told_by_the_k_in_effect(trials):
+    for arm, at, planned in (("candidate-steps", 2, 2), ("incumbent", 12, 4), ("none", 12, 0)):
+        for cell in cells(trials, arm, at):
+            most = max(cell["steps"], key=lambda each: each["count"])
+            assert (most["tokens"], set(most["graphModes"])) == (planned, {"NONE"})
+
+
 def test_the_gate_says_so_too(shown):
     gates = {g["gate"]: g for g in shown.status["gates"]}
     assert gates["scheduleInEffect"]["answer"] == "Pass", gates["scheduleInEffect"]["message"]

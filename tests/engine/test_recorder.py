@@ -159,6 +159,14 @@ def test_a_line_leaves_out_what_the_engine_does_not_tell() -> None:
     assert step_line(none, None) == {"running": 2, "waiting": 0, "kvCacheUsage": 0.5}
 
 
+def test_a_step_took_as_long_as_the_request_that_waited_least() -> None:
+    stats = iteration()
+    stats.inter_token_latencies_iter = [0.0123456, 0.5]
+    assert step_line(None, stats)["stepMs"] == 12.346
+    stats.inter_token_latencies_iter = []
+    assert "stepMs" not in step_line(None, stats)
+
+
 def test_it_is_off_and_registers_nothing_where_nothing_turns_it_on() -> None:
     registry = CollectorRegistry()
     recording = Recording({}, CONFIG, registry)

@@ -220,6 +220,56 @@ def test_one_standstill_of_three_is_counted_and_not_all_that_is_said() -> None:
     assert "1 of them at a standstill" in row.message
 
 
+def steps(tokens: int, **parts: tuple[int, float]) -> dict[str, Any]:
+    told = {part: {"count": n, "meanMs": ms} for part, (n, ms) in parts.items()}
+    return {"tokens": tokens, "count": 999, "meanMs": 10.0, **told}
+
+
+CHANGES: dict[str, tuple[list[dict[str, Any]], float | None]] = {
+    "as many stable steps of the same K": (
+        [
+            steps(3, stable=(90, 10.0), change=(3, 16.0)),
+            steps(1, stable=(50, 5.0), change=(6, 6.0)),
+        ],
+        (3 * 10 + 6 * 5) / (3 * 16 + 6 * 6) - 1,
+    ),
+    "a K that was never stable is left out": (
+        [steps(3, stable=(90, 10.0), change=(3, 20.0)), steps(1, change=(6, 60.0))],
+        -0.5,
+    ),
+    "two stable steps tell nothing": ([steps(3, stable=(2, 10.0), change=(3, 20.0))], None),
+    "K never changed": ([steps(3, stable=(90, 10.0))], None),
+    "no recorder": ([], None),
+}
+
+
+@pytest.mark.parametrize("claim", CHANGES)
+def test_steps_at_a_change_of_k_are_held_against(claim: str) -> None:
+    told, change = CHANGES[claim]
+    run = Run(spec_of(schedule=((1, 4, 3), (5, 64, 1)), points=(4, 8), improve=AT_8))
+    for number in (1, 2):
+        run.add("incumbent", number, [cell(4, 50.0), cell(8, 80.0)])
+        window = crossing(2, **({"steps": told} if told else {}))
+        run.add("candidate-card", number, [cell(4, 50.0), cell(8, 80.0), window])
+    found = [row for row in run.judge().tax if row.what == "crossingSteps"]
+    if change is None:
+        assert found == []
+        return
+    (row,) = found
+    assert row.change == pytest.approx(change)
+    assert (row.at, row.band, row.tokens, row.count, row.metric) == (4, "1-4", 3, 2, None)
+    assert "engine steps per second at 4: steps at a change of K" in row.message
+
+
+def test_void_windows_tell_no_steps() -> None:
+    run = Run(spec_of(schedule=((1, 4, 3), (5, 64, 1)), points=(4, 8), improve=AT_8))
+    run.add("incumbent", 1, [cell(4, 50.0), cell(8, 80.0)])
+    told = [steps(3, stable=(90, 10.0), change=(3, 20.0))]
+    window = crossing(2, steps=told, void="the engine compiled in it")
+    run.add("candidate-card", 1, [cell(4, 50.0), cell(8, 80.0), window])
+    assert run.judge().tax == []
+
+
 SOUND = {
     "crossings as fast as both sides": ((180.0,) * 3, (1.0, 1.0), False),
     "only crossings stall": ((100.0, 102.0, 98.0), (1.0, 1.0), True),

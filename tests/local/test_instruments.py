@@ -16,7 +16,7 @@ from specschedule.core.receipts import NOT_CARRIED, noted
 from specschedule.core.target import Unreadable
 from specschedule.core.visit import Visit
 from specschedule.reconcile import Reconciler
-from specschedule.vllm_facts.instruments import FINGERPRINT, PROBE, Instruments
+from specschedule.vllm_facts.instruments import FINGERPRINT, PROBE, STEP_FLAGS, Instruments
 from tests.local.questions import SPEC, SPECULATIVE, sim, spec
 
 FINGERPRINTED = f"--worker-extension-cls={FINGERPRINT}"
@@ -42,15 +42,16 @@ def test_every_arm_gets_the_words_that_a_pod_gets_behind_its_own() -> None:
     found = command.instruments(SLO)
     drafting = command.with_speculative({**SPECULATIVE, "max_model_len": 9}, instruments=found)
     assert not isinstance(drafting, Unreadable)
-    assert command.with_speculative("unchanged", instruments=found) == [*sim(), FINGERPRINTED]
-    assert command.with_speculative(None, instruments=found) == [*sim()[:-2], FINGERPRINTED]
-    assert drafting[-1] == FINGERPRINTED
+    ours = [*STEP_FLAGS, FINGERPRINTED]
+    assert command.with_speculative("unchanged", instruments=found) == [*sim(), *ours]
+    assert command.with_speculative(None, instruments=found) == [*sim()[:-2], *ours]
+    assert drafting[-3:] == ours
     assert (found.variables["SPECSCHEDULE_SLO_TTFT_MS"], found.left_out) == ("5000", ())
 
 
 def test_a_probe_carries_its_scheduler_secret_and_port_besides() -> None:
     found = carried(sim())
-    assert found.arguments == (FINGERPRINTED, f"--scheduler-cls={PROBE}")
+    assert found.arguments == (*STEP_FLAGS, FINGERPRINTED, f"--scheduler-cls={PROBE}")
     assert found.variables["SPECSCHEDULE_PROBE_SECRET"] == "s"
     assert found.variables["SPECSCHEDULE_SCHEDULER_PORT"] == "4321"
 
@@ -106,7 +107,7 @@ KEEPING = {
 @pytest.mark.parametrize("how", KEEPING)
 def test_all_is_carried_behind_a_program_that_keeps_it(tmp_path: Path, how: str) -> None:
     found = carried([program(tmp_path, KEEPING[how]), "serve", "m"])
-    assert (len(found.arguments), found.left_out) == (2, ())
+    assert (len(found.arguments), found.left_out) == (4, ())
 
 
 @contextmanager
@@ -169,16 +170,22 @@ def test_a_search_is_two_boots_and_the_scheduler_itself_tells_each_step(tmp_path
     assert str(pages[0]).startswith("http://127.0.0.1:")
     (probe,) = [status for spec, status in screens if spec.arm == "probe"]
     assert {cell.tokens for cell in probe.cells if cell.void is None} == {0, 1, 2}
-    for _, status in screens:
-        assert status.receipt.instruments == ["fingerprint"]
+    for launch, status in screens:
+        assert status.receipt.instruments == ["fingerprint", "counters"]
+        for cell in (each for each in status.cells if each.void is None):
+            assert cell.steps, (launch.arm, cell.cell)
+            most = max(cell.steps, key=lambda each: each.count)
+            assert most.tokens == (cell.tokens or 0)
+            assert sum((most.graph_modes or {}).values()) == most.count
     assert (tmp_path / "run/plugins/specschedule/engine/probe.py").exists()
 
 
 WITHOUT = {
-    "the user says so": ({"instruments": False}, sim(), ""),
+    "the user says so": ({"instruments": False}, sim(), None, ""),
     "the command has an extension and a scheduler of its own": (
         {},
         sim("--worker-extension-cls", "theirs.E", "--scheduler-cls", "theirs.S"),
+        ["counters"],
         "it has a --worker-extension-cls of its own, theirs.E",
     ),
 }
@@ -186,7 +193,7 @@ WITHOUT = {
 
 @pytest.mark.parametrize("why", WITHOUT)
 def test_what_is_not_carried_is_told_and_each_k_gets_a_boot(tmp_path: Path, why: str) -> None:
-    options, argv, said = WITHOUT[why]
+    options, argv, carries, said = WITHOUT[why]
     with world(tmp_path / "run", argv, **options, **SEARCH) as (ledger, of):
 
         def read() -> bool:
@@ -199,7 +206,7 @@ def test_what_is_not_carried_is_told_and_each_k_gets_a_boot(tmp_path: Path, why:
     assert not observed.probes
     spec, status = first
     assert spec.arm == "none"
-    assert status.receipt.instruments is None
+    assert status.receipt.instruments == carries
     notes = noted(status.receipt, NOT_CARRIED)
     assert said in "".join(notes)
     assert bool(notes) == bool(said)

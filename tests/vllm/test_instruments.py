@@ -201,3 +201,30 @@ def test_what_fits_by_the_servers_own_count_is_answered_and_what_does_not_is_ref
                 assert error is not None or record.prompt_tokens == 1024 - answer
 
     asyncio.run(run())
+
+
+def total(metrics: str, name: str, **labels: str) -> float:
+    """The sum over every series of a name that has these labels."""
+    found = re.findall(rf"^{name}{{(.*)}} (\S+)$", metrics, re.MULTILINE)
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(float(value) for text, value in found if all(each in text for each in wanted))
+
+
+def test_steps_are_counted_as_the_engine_s_own_metrics_tell(ran: Ran) -> None:
+    steps = total(ran.metrics, "specschedule_engine_steps_total")
+    # One request at a time: each wait for tokens is one step.
+    assert steps == total(ran.metrics, "vllm:inter_token_latency_seconds_count") > 0
+    seconds = total(ran.metrics, "specschedule_engine_step_seconds_total")
+    waited = total(ran.metrics, "vllm:inter_token_latency_seconds_sum")
+    assert seconds == pytest.approx(waited, abs=1e-5 * steps)
+    planned = {"tokens": "2", "graph_mode": "NONE", "part": "stable"}
+    assert total(ran.metrics, "specschedule_engine_steps_total", **planned) == steps
+    for kind in ("draft", "accepted"):
+        ours = total(ran.metrics, f"specschedule_engine_{kind}_tokens_total", tokens="2")
+        assert ours == total(ran.metrics, f"vllm:spec_decode_num_{kind}_tokens_total")
+    assert total(ran.metrics, "specschedule_engine_draft_tokens_total") > 0
+
+
+def test_the_log_has_no_line_for_each_step(ran: Ran) -> None:
+    assert "Iteration(" not in ran.log
+    assert "CUDAGraph Stats" not in ran.log

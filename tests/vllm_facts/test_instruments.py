@@ -20,6 +20,7 @@ from specschedule.vllm_facts.instruments import (
 from specschedule.vllm_facts.launch import launch_of
 
 SLO = Slo(ttft="500ms", tpot="12.5ms")
+STEPS = ("--enable-logging-iteration-details", "--cudagraph-metrics")
 FLAG = "--worker-extension-cls=specschedule.engine.fingerprint.Fingerprint"
 DRAFTING = {"method": "eagle3", "model": "d", "num_speculative_tokens": 3}
 
@@ -69,13 +70,13 @@ def test_every_arm_gets_the_same_words_behind_its_own(form: str) -> None:
     plain = launch_of(of)
     assert not isinstance(plain, Unreadable)
     theirs = [token.text for token in plain.tokens]
-    assert words(of, speculative="unchanged") == [*theirs, FLAG]
+    assert words(of, speculative="unchanged") == [*theirs, *STEPS, FLAG]
     without, drafting = words(of, speculative=None), words(of, speculative=DRAFTING)
-    assert without[-1] == drafting[-1] == FLAG
+    assert without[-3:] == drafting[-3:] == [*STEPS, FLAG]
     assert not any("speculative" in word for word in without)
     assert any("eagle3" in word for word in drafting)
     graphs = words(of, speculative=DRAFTING, graph_mode="PIECEWISE")
-    assert graphs[-1] == FLAG
+    assert graphs[-3:] == [*STEPS, FLAG]
     assert any("PIECEWISE" in word for word in graphs)
 
 
@@ -84,6 +85,7 @@ def test_the_limits_go_along_in_milliseconds() -> None:
         "SPECSCHEDULE_SLO_TTFT_MS": "500",
         "SPECSCHEDULE_SLO_TPOT_MS": "12.5",
         "SPECSCHEDULE_FINGERPRINT_LOG": "1",
+        "SPECSCHEDULE_STEP_COUNTERS": "1",
     }
 
 
@@ -96,8 +98,12 @@ def test_a_worker_extension_of_the_targets_own_stays_and_the_counters_still_go_a
     form: str,
 ) -> None:
     found = carried(container("--model", "m", form, "theirs.Extension"))
-    assert found.arguments == ()
-    assert set(found.variables) == {"SPECSCHEDULE_SLO_TTFT_MS", "SPECSCHEDULE_SLO_TPOT_MS"}
+    assert found.arguments == STEPS
+    assert set(found.variables) == {
+        "SPECSCHEDULE_SLO_TTFT_MS",
+        "SPECSCHEDULE_SLO_TPOT_MS",
+        "SPECSCHEDULE_STEP_COUNTERS",
+    }
     assert "theirs.Extension" in found.left_out[0]
 
 
@@ -105,7 +111,7 @@ def test_a_worker_extension_in_a_config_file_stays_too() -> None:
     of = container("--config", "/c.yaml")
     facts = read_container(of, config_files={"/c.yaml": "worker-extension-cls: theirs.E\n"})
     assert isinstance(facts, ServerFacts)
-    assert observing(of, facts, SLO).arguments == ()
+    assert observing(of, facts, SLO).arguments == STEPS
 
 
 def test_arguments_that_some_arm_could_not_be_given_are_given_to_none() -> None:
@@ -114,6 +120,7 @@ def test_arguments_that_some_arm_could_not_be_given_are_given_to_none() -> None:
     assert not isinstance(arm_arguments(of, speculative=None), Unreadable)
     found = carried(of)
     assert found.arguments == ()
+    assert "SPECSCHEDULE_STEP_COUNTERS" not in found.variables
     assert "command and args" in found.left_out[0]
 
 
@@ -154,7 +161,7 @@ SEEN = {
 def test_a_command_that_keeps_pythonpath_carries_all(how: str) -> None:
     of = container(command=SEEN[how])
     found = observing(of, ServerFacts(container="vllm"), SLO)
-    assert (found.arguments, found.left_out) == ((FLAG,), ())
+    assert (found.arguments, found.left_out) == ((*STEPS, FLAG), ())
 
 
 def environment(env: list[dict[str, Any]], sourced: dict[str, str] | None = None) -> Any:
@@ -214,7 +221,7 @@ def test_an_arm_with_a_scheduler_of_ours_carries_the_rest_as_well() -> None:
     of = container("--model", "m")
     found = scheduled(carried(of), of, server(of), instruments.PROBE, {"SECRET": "s"})
     assert isinstance(found, Instruments)
-    assert found.arguments == (FLAG, f"--scheduler-cls={instruments.PROBE}")
+    assert found.arguments == (*STEPS, FLAG, f"--scheduler-cls={instruments.PROBE}")
     assert found.variables == {**carried(of).variables, "SECRET": "s"}
 
 
@@ -235,7 +242,7 @@ def test_a_scheduler_is_refused_by_name_where_it_cannot_run(why: str) -> None:
 def test_a_probe_carries_its_secret_and_a_page_on_loopback() -> None:
     of = container("--model", "m")
     found = probing(carried(of), of, server(of), "s3cret")
-    assert found.arguments == (FLAG, f"--scheduler-cls={instruments.PROBE}")
+    assert found.arguments == (*STEPS, FLAG, f"--scheduler-cls={instruments.PROBE}")
     assert found.variables["SPECSCHEDULE_PROBE_SECRET"] == "s3cret"
     assert found.variables["SPECSCHEDULE_SCHEDULER_PORT"] == str(instruments.PROBE_PORT)
     assert found.left_out == carried(of).left_out

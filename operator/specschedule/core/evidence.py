@@ -88,6 +88,34 @@ class PrefixCache(Reading):
     """Tokens found."""
 
 
+class StepTimes(Reading):
+    """Engine steps alike."""
+
+    count: int
+    """How many."""
+    mean_ms: float
+    """Mean time of one, in milliseconds."""
+
+
+class Steps(Reading):
+    """The engine steps of a window that verified one planned K, as counted inside the engine."""
+
+    tokens: int
+    """K."""
+    count: int
+    """How many; a step that followed none at once does not tell its time and is not counted."""
+    mean_ms: float
+    """Mean time of one, in milliseconds."""
+    p99_at_most_ms: float | None = None
+    """Upper edge of the bucket that holds the 99th percentile; absent beyond the last edge."""
+    graph_modes: dict[str, int] | None = None
+    """How many by CUDA graph mode of the target's pass; absent where it was not told."""
+    stable: StepTimes | None = None
+    """Those that computed no prompt and are no part of a change of K."""
+    change: StepTimes | None = None
+    """Those that computed no prompt and are part of a change of K."""
+
+
 class Outputs(Reading):
     """Answers at temperature 0, by prompt, in the order in which the prompts were sent."""
 
@@ -164,6 +192,8 @@ class Cell(Reading):
     """Mean requests running."""
     prefix_cache: PrefixCache | None = None
     """Engine counter: prefix cache."""
+    steps: list[Steps] | None = None
+    """Engine steps by K, where the engine carries the recorder."""
     send_lag_ms_p99: float | None = None
     """How late sends were, 99th percentile."""
     in_flight_exact: float | None = None

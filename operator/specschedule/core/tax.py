@@ -15,6 +15,9 @@ from specschedule.core.schedule import Band
 from specschedule.core.spec import Candidate, Metric
 from specschedule.core.verdict import Tax
 
+FEWEST_STABLE = 3
+"""Stable steps of a K in a window that tell what one takes."""
+
 
 def tax_table(evidence: Evidence, candidate: Candidate) -> list[Tax]:
     """Return the costs of a candidate by band, as far as its controls were launched.
@@ -29,6 +32,7 @@ def tax_table(evidence: Evidence, candidate: Candidate) -> list[Tax]:
             if band is not None:
                 found.extend(_stable(evidence, arm, band, place))
     found.extend(_crossings(evidence, arm, candidate.schedule, rate))
+    found.extend(_changes(evidence, arm, candidate.schedule))
     return found
 
 
@@ -71,7 +75,21 @@ def _tax(
     what: str,
     differences: Sequence[float],
     text: str,
+    *,
+    of: str | None = None,
 ) -> Tax:
+    """Return a row.
+
+    Args:
+        evidence: Of the run.
+        arm: The candidate's.
+        band: The band.
+        place: Where it was compared; its metric's scale is that of the differences.
+        what: Kind of row.
+        differences: One for each comparison, on the additive scale.
+        text: What was compared with what.
+        of: What the differences are of, where that is no metric of the bar but a rate.
+    """
     bounds = eprocess.interval(differences, seed=evidence.spec.experiment.seed)
     low, high = (to_share(place.metric, b) for b in bounds) if bounds else (None, None)
     change = to_share(place.metric, sum(differences) / len(differences))
@@ -91,12 +109,12 @@ def _tax(
         tokens=band.tokens,
         at=place.at,
         what=what,
-        metric=place.metric,
+        metric=place.metric if of is None else None,
         change=change,
         low=low,
         high=high,
         count=len(differences),
-        message=f"band {span} (K={band.tokens}), {place.metric.value} at {place.at}: {text}: "
+        message=f"band {span} (K={band.tokens}), {of or place.metric.value} at {place.at}: {text}: "
         f"{change:+.1%} (n = {len(differences)}{within})",
     )
 
@@ -143,6 +161,51 @@ def _crossings(
             text = f"{'first pass' if what == 'firstPass' else 'passes'} across its upper boundary"
             taxes.append(_tax(evidence, arm, band, Place(rate, boundary), what, differences, text))
     return taxes
+
+
+def _changes(evidence: Evidence, arm: str, rows: Sequence[Sequence[int]]) -> list[Tax]:
+    """Return how much slower engine steps are at a change of K, where the engine tells.
+
+    Each window across a boundary is one comparison: its steps at changes of K against as many
+    stable steps of the same K, none of which computed a prompt.
+    """
+    found: dict[int, list[float]] = {}
+    for launch in evidence.of(arm):
+        for cell in launch.cells:
+            boundary = cell.profile.boundary
+            if cell.profile.kind != "crossing" or cell.void is not None or boundary is None:
+                continue
+            if (value := _against_stable(cell)) is not None:
+                found.setdefault(boundary, []).append(value)
+    text = "steps at a change of K against stable steps of the same K"
+    return [
+        _tax(
+            evidence,
+            arm,
+            band,
+            Place(Metric.THROUGHPUT, boundary),
+            "crossingSteps",
+            differences,
+            text,
+            of="engine steps per second",
+        )
+        for boundary, differences in sorted(found.items())
+        if (band := band_of(rows, boundary, None)) is not None
+    ]
+
+
+def _against_stable(cell: Cell) -> float | None:
+    """Return the log of stable time over time at changes; None unless both are told of some K."""
+    both = [
+        (each.change.count, each.change.mean_ms, each.stable.mean_ms)
+        for each in cell.steps or []
+        if each.change is not None
+        and each.stable is not None
+        and each.stable.count >= FEWEST_STABLE
+    ]
+    changing = sum(count * mean for count, mean, _ in both)
+    stable = sum(count * mean for count, _, mean in both)
+    return log(stable / changing) if changing > 0 and stable > 0 else None
 
 
 def _most_in_flight(profile: Profile) -> float:

@@ -196,10 +196,11 @@ class Tax(Value):
     and pathAlone (constant against static in piecewise graphs); zeroTokens:
     zero against none; freeZero: none against the candidate, what a free K=0 would return;
     crossing and firstPass: windows across the boundary against the mean of both sides; firstPass is
-    the first time that the launch went above it."""
+    the first time that the launch went above it; crossingSteps: engine steps at a change of K
+    against stable ones of the same K, where the engine carries the recorder."""
     metric: Metric | None = None
-    """What was compared: throughput, where tokens were counted. Absent in older records, which
-    compared goodput."""
+    """What was compared: throughput, where tokens were counted. Absent where steps were compared
+    (crossingSteps), and in older records, which compared goodput."""
     change: float
     """Change; negative is a cost."""
     low: float | None = None

@@ -10,10 +10,17 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
 from specschedule.engine import page, settings
 from specschedule.engine.goodput import OUTCOMES, outcome
 from specschedule.engine.ring import Ring
+from specschedule.engine.stepcounts import StepCounts, planned
 from specschedule.engine.steps import step_line
 
 # Under vLLM's own logger, so that it is written where and how the engine's lines are.
 _log = logging.getLogger("vllm.specschedule.recorder")
+
+VLLM_LOG = "vllm.v1.metrics.loggers"
+"""vLLM's logger that writes a line for each step, and a table of graph modes now and then."""
+_STEP_LINES = ("%sIteration(", "**CUDAGraph ")
+"""How they begin. A busy engine writes megabytes of them a minute, and a kubelet then drops the
+log's beginning: evidence would be lost to what the counters tell as well."""
 
 
 class Recording:
@@ -34,6 +41,7 @@ class Recording:
         """Why it switched itself off."""
         self._ring: Ring | None = None
         self._goodput: Goodput | None = None
+        self._counts: StepCounts | None = None
         self._on: Gauge | None = None
         self._last: dict[int, float] = {}
         try:
@@ -44,7 +52,8 @@ class Recording:
     @property
     def on(self) -> bool:
         """Whether anything is recorded."""
-        return self.finding is None and (self._ring is not None or self._goodput is not None)
+        parts = (self._ring, self._goodput, self._counts)
+        return self.finding is None and any(part is not None for part in parts)
 
     def record(self, *given: Any, **named: Any) -> None:
         """Take what vLLM hands to a statistics logger for one step."""
@@ -60,7 +69,8 @@ class Recording:
     ) -> None:
         port = settings.port(environment, settings.RECORDER_PORT)
         limits = settings.limits(environment)
-        if port is None and not limits.given:
+        counted = settings.told(environment, settings.STEPS)
+        if port is None and not limits.given and not counted:
             return
         self._on = Gauge(
             "specschedule_engine_recorder_on",
@@ -70,8 +80,12 @@ class Recording:
         )
         self._on.set(1)
         if limits.given:
-            model = str(vllm_config.model_config.served_model_name)
-            self._goodput = Goodput(limits, model, registry)
+            self._goodput = Goodput(limits, _model(vllm_config), registry)
+        if counted and (why := _torn(vllm_config)) is not None:
+            _log.warning("Steps are not counted: %s", why)
+        elif counted:
+            self._counts = StepCounts(planned(vllm_config), _model(vllm_config), registry)
+            logging.getLogger(VLLM_LOG).addFilter(_no_step_line)
         if port is not None:
             ring = Ring(settings.steps_kept(environment))
             page.serve(port, self._facts, ring)
@@ -87,13 +101,20 @@ class Recording:
     ) -> None:
         if self._goodput is not None and iteration_stats is not None:
             self._goodput.count(iteration_stats, engine_idx)
-        if self._ring is not None and (scheduler_stats, iteration_stats) != (None, None):
+        if self._ring is None and self._counts is None:
+            return
+        if scheduler_stats is None and iteration_stats is None:
+            return
+        told = step_line(scheduler_stats, iteration_stats)
+        if self._counts is not None:
+            self._counts.count(told, engine_idx)
+        if self._ring is not None:
             now = time.monotonic()
             line = {"at": round(now, 6), "engine": engine_idx}
             if engine_idx in self._last:
                 line["sinceLastMs"] = round((now - self._last[engine_idx]) * 1000.0, 3)
             self._last[engine_idx] = now
-            self._ring.append({**line, **step_line(scheduler_stats, iteration_stats)})
+            self._ring.append({**line, **told})
 
     def _facts(self) -> dict[str, Any]:
         return {"kind": "recorder", "on": self.on, "finding": self.finding}
@@ -103,6 +124,23 @@ class Recording:
         _log.warning("The recorder has switched itself off: %s", self.finding)
         if self._on is not None:
             self._on.set(0)
+
+
+def _model(config: Any) -> str:
+    return str(config.model_config.served_model_name)
+
+
+def _torn(config: Any) -> str | None:
+    """Return why the steps seen here would not be a sequence; None where they are."""
+    if getattr(config.parallel_config, "_api_process_count", 1) > 1:
+        return "each API server sees some of them (--api-server-count)"
+    if config.parallel_config.pipeline_parallel_size > 1:
+        return "several are under way at once (--pipeline-parallel-size)"
+    return None
+
+
+def _no_step_line(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_STEP_LINES)
 
 
 class Goodput:

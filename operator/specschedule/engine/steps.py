@@ -14,7 +14,9 @@ def step_line(scheduler: Any, iteration: Any) -> Line:
 
     ``batchSize``, ``prefills``, ``decodes`` and ``elapsedMs`` need
     ``--enable-logging-iteration-details``; ``graphMode`` and the target's tokens need
-    ``--cudagraph-metrics``. ``tokens`` is the most drafts that a request verified.
+    ``--cudagraph-metrics``. ``tokens`` is the most drafts that a request verified. ``stepMs`` is
+    the time since the step before, by the engine core's clock: what a request that decoded in
+    both waited for its tokens.
     """
     line: Line = {
         "running": getattr(scheduler, "num_running_reqs", None),
@@ -66,7 +68,9 @@ def _graph(stats: Any) -> Line:
 def _output(stats: Any) -> Line:
     if stats is None:
         return {}
+    waited = getattr(stats, "inter_token_latencies_iter", None)
     return {
+        "stepMs": round(min(waited) * 1e3, 3) if waited else None,
         "outputTokens": stats.num_generation_tokens,
         "firstTokens": len(stats.time_to_first_tokens_iter),
         "preemptions": stats.num_preempted_reqs,

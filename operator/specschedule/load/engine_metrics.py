@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from specschedule.core.evidence import Steps
+from specschedule.load import step_counts
 from specschedule.vllm_facts.metrics import (
     ACCEPTED_BY_POSITION,
     ACCEPTED_TOKENS,
@@ -20,7 +22,11 @@ from specschedule.vllm_facts.metrics import (
     PREEMPTIONS,
     PREFIX_HITS,
     PREFIX_QUERIES,
+    RECORDER_ON,
     RUNNING,
+    STEP_DURATIONS,
+    STEP_SECONDS,
+    STEPS,
 )
 
 COUNTERS = (
@@ -34,6 +40,13 @@ COUNTERS = (
     PREFIX_HITS,
     ENDED,
 )
+_WANTED = {
+    **{f"{name}_total": name for name in (*COUNTERS, STEPS, STEP_SECONDS)},
+    **{name: name for name in (RUNNING, RECORDER_ON)},
+    f"{STEP_DURATIONS}_bucket": STEP_DURATIONS,
+}
+"""Family by the name of its samples."""
+_OURS = ("vllm:", "specschedule_engine_")
 _ABORTED = 'finished_reason="abort"'
 
 _POSITION = re.compile(r'[{,]position="(\d+)"')
@@ -56,24 +69,25 @@ class EngineDelta:
     prefix_queries: int | None = None
     prefix_hits: int | None = None
     aborted: int | None = None
+    steps: list[Steps] | None = None
+    """By K, in a window as a whole."""
     fault: str | None = None
     """Why the counters cannot be trusted."""
 
 
 def read(text: str) -> Sample:
     """Return the series wanted, as they are; NaN is as good as absent."""
-    wanted = {f"{name}_total": name for name in COUNTERS} | {RUNNING: RUNNING}
     sample: Sample = {}
     for line in text.splitlines():
-        if not line.startswith("vllm:"):
+        if not line.startswith(_OURS):
             continue
         name = line[:end] if (end := line.find("{")) > 0 else line.split(" ", 1)[0]
-        if name not in wanted:
+        if name not in _WANTED:
             continue
         labels, _, value = line[len(name) :].rpartition(" ")
         number = float(value)
         if math.isfinite(number):
-            sample.setdefault(wanted[name], {})[labels] = number
+            sample.setdefault(_WANTED[name], {})[labels] = number
     return sample
 
 
@@ -96,7 +110,11 @@ def over(readings: Sequence[Sample]) -> EngineDelta:
     """
     delta = difference(readings[0], readings[-1])
     faults = (difference(before, after).fault for before, after in pairwise(readings))
-    return replace(delta, fault=delta.fault or next(filter(None, faults), None))
+    return replace(
+        delta,
+        steps=step_counts.over(readings),
+        fault=delta.fault or next(filter(None, faults), None),
+    )
 
 
 def difference(before: Sample, after: Sample) -> EngineDelta:

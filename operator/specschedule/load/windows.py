@@ -239,6 +239,7 @@ def cell(
         preemptions=engine.preemptions if engine else None,
         batch_size_mean=round(float(np.mean(meter.running)), 3) if meter.running else None,
         prefix_cache=_prefix_cache(engine),
+        steps=engine.steps if engine else None,
         send_lag_ms_p99=None if lag is None else round(lag * 1000, 3),
         in_flight_exact=None if in_flight_exact is None else round(in_flight_exact, 6),
         left_out=None if left_out is None else len(skip),

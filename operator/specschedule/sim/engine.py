@@ -171,6 +171,8 @@ class Engine:
         first = settings.max_tokens if settings.tokens_for is None else settings.tokens_for(1, 1)
         self.drafted = first
         """Draft tokens that the next step verifies."""
+        self.step: Step | None = None
+        """The step under way, or the last one."""
         self._random = random.Random(launch_seed)
         self.launch_factor = math.exp(self._random.gauss(0.0, world.noise.launch))
         """Factor of this launch on every step."""
@@ -213,7 +215,7 @@ class Engine:
             return None
         self._plan = plan
         self._next_drafted = self._tokens(plan)
-        step = Step(
+        self.step = step = Step(
             decoding=plan.decoding,
             verified=plan.verified if plan.decoding else 0,
             drafting=plan.decoding + plan.finishing,

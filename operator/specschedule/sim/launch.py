@@ -20,7 +20,7 @@ from specschedule.sim.faults import Fault, Planted
 from specschedule.sim.probe import Probe, probe
 from specschedule.sim.worlds import World
 from specschedule.vllm_facts import flags
-from specschedule.vllm_facts.instruments import FINGERPRINT
+from specschedule.vllm_facts.instruments import FINGERPRINT, STEP_FLAGS
 
 VERSION = "0.32.0"
 """vLLM version that the simulated engine answers for."""
@@ -133,9 +133,13 @@ class Launch:
     late_refusal: str | None = None
     """Why the scheduler cannot be built, in vLLM's words."""
     buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    tells_graphs: bool = False
+    """Whether the recorder is told the graph mode of each step."""
     json_logs: bool = False
     prints_facts: bool = False
     """Whether the launch carries the fingerprint, and lets it print."""
+    counts_steps: bool = False
+    """Whether the launch carries the recorder, lets it count steps, and is told their batches."""
 
     @property
     def development(self) -> bool:
@@ -248,6 +252,10 @@ def read(
         prints_facts=_prints_facts(
             arguments.text("--worker-extension-cls"), environment, read_file
         ),
+        counts_steps=environment.get(settings.STEPS) == "1"
+        and arguments.switch(STEP_FLAGS[0], default=False)
+        and _delivered(environment, read_file),
+        tells_graphs=arguments.switch(STEP_FLAGS[1], default=False),
         json_logs=(arguments.json("--logging-config") or {}).get("formatter") == "json",
     )
     launch = replace(launch, json_logs=launch.json_logs or launch.hits(Fault.JSON_LOGS))
@@ -404,12 +412,17 @@ def _prints_facts(
     """
     if extension != FINGERPRINT:
         return False
-    if read_file is not None and not any(
-        _readable(f"{folder}/specschedule/engine/fingerprint.py", read_file)
-        for folder in environment.get("PYTHONPATH", "").split(":")
-    ):
+    if not _delivered(environment, read_file):
         raise Refused("ModuleNotFoundError: No module named 'specschedule'")
     return environment.get(settings.FINGERPRINT_LOG) == "1"
+
+
+def _delivered(environment: Mapping[str, str], read_file: Callable[[str], str] | None) -> bool:
+    """Say whether a folder of PYTHONPATH holds what runs inside the engine."""
+    return read_file is None or any(
+        _readable(f"{folder}/specschedule/engine/fingerprint.py", read_file)
+        for folder in environment.get("PYTHONPATH", "").split(":")
+    )
 
 
 def _readable(path: str, read_file: Callable[[str], str]) -> bool:

@@ -5,7 +5,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -13,7 +13,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.metrics_core import Metric
 
-from specschedule.sim.engine import Engine, Output, Request
+from specschedule.engine.stepcounts import StepCounts
+from specschedule.sim.engine import Engine, Graphs, Output, Request
 from specschedule.sim.launch import Launch
 from specschedule.sim.startup import cache_config
 
@@ -152,9 +153,19 @@ class EngineMetrics:
         self._started = time.time()
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        self._steps: StepCounts | None = None
+        self._drafts = (0, 0)
+        """Draft tokens verified and accepted before the step."""
+        if launch.counts_steps:
+            on = Gauge("specschedule_engine_recorder_on", "As in vLLM.", registry=self._registry)
+            on.set(1)
+            name = self._labels["model_name"]
+            self._steps = StepCounts(lambda _: engine.drafted, name, self._registry)
 
     def step(self, outputs: Sequence[Output], now: float) -> None:
-        """Count the outputs of a step that ended now."""
+        """Count a step that ended now, and its outputs."""
+        if self._steps is not None:
+            self._steps.count(self._line(outputs, now), 0)
         if not outputs:
             return
         first = self._histograms["time_to_first_token_seconds"]
@@ -169,6 +180,25 @@ class EngineMetrics:
             else:
                 later.observe(now - output.before)
         self._histograms["iteration_tokens_total"].observe(tokens)
+
+    def _line(self, outputs: Sequence[Output], now: float) -> dict[str, object]:
+        """Return what vLLM would tell the recorder about the step."""
+        step, counts, (verified, accepted) = self._engine.step, self._engine.counts, self._drafts
+        assert step is not None, "a step has ended"
+        self._drafts = counts.draft_tokens, counts.accepted
+        graphs = self._engine.settings.graphs
+        waited = [now - output.before for output in outputs if not math.isnan(output.before)]
+        line: dict[str, object] = {
+            "batchSize": step.decoding + (step.prefill > 0),
+            "prefills": int(step.prefill > 0),
+            "draftTokens": counts.draft_tokens - verified,
+            "acceptedTokens": counts.accepted - accepted,
+            "stepMs": min(waited) * 1e3 if waited else None,
+        }
+        if self._launch.tells_graphs:
+            mixed = step.prefill > 0 and graphs is Graphs.FULL
+            line["graphMode"] = Graphs.PIECEWISE.value if mixed else graphs.value
+        return {name: value for name, value in line.items() if value is not None}
 
     def end(self, request: Request, reason: str, now: float, *, max_tokens: int) -> None:
         """Count a request that ended for a reason of ``FINISHED_REASONS``."""

@@ -19,6 +19,9 @@ from specschedule.vllm_facts.plain import items
 
 WORKER_EXTENSION = "--worker-extension-cls"
 FINGERPRINT = "specschedule.engine.fingerprint.Fingerprint"
+STEP_FLAGS = ("--enable-logging-iteration-details", "--cudagraph-metrics")
+"""What lets the engine tell the recorder the batch and the graph mode of each step. vLLM writes
+both to its log as well, unless the recorder counts them (``engine/recording.py``)."""
 SCHEDULER = "--scheduler-cls"
 PROBE = "specschedule.engine.probe.EitherProbeScheduler"
 PROBE_PORT = 9108
@@ -62,7 +65,8 @@ def observing(
 ) -> Instruments:
     """Return what every arm of a run carries: the same, as it hangs on the target alone.
 
-    That is the recorder's counters of good requests, and the worker's fingerprint.
+    That is the recorder's counters of good requests and of steps, with the engine's own flags
+    that those need, and the worker's fingerprint.
 
     Args:
         container: The container of the pod template.
@@ -72,7 +76,6 @@ def observing(
     """
     if hidden := _hidden(container):
         return Instruments(left_out=(hidden.message,))
-    arguments: tuple[str, ...] = (f"{WORKER_EXTENSION}={FINGERPRINT}",)
     variables = {
         name: f"{seconds * 1000:g}"
         for name, seconds in (
@@ -82,15 +85,18 @@ def observing(
         )
         if seconds is not None
     }
-    why = None
-    if server.worker_extension is not None:
-        why = f"it has a {WORKER_EXTENSION} of its own, {server.worker_extension}"
-    elif refused := _unable(container, arguments, environment):
-        why = refused.message
-    if why is not None:
-        said = f"container {server.container} cannot carry the fingerprint: {why}"
+    cannot = f"container {server.container} cannot carry"
+    if refused := _unable(container, STEP_FLAGS, environment):
+        said = f"{cannot} the fingerprint and counters of steps: {refused.message}"
         return Instruments(variables=variables, left_out=(said,))
-    return Instruments(arguments, variables | {settings.FINGERPRINT_LOG: "1"})
+    variables |= {settings.STEPS: "1"}
+    if (theirs := server.worker_extension) is not None:
+        said = f"{cannot} the fingerprint: it has a {WORKER_EXTENSION} of its own, {theirs}"
+        return Instruments(STEP_FLAGS, variables, (said,))
+    return Instruments(
+        (*STEP_FLAGS, f"{WORKER_EXTENSION}={FINGERPRINT}"),
+        variables | {settings.FINGERPRINT_LOG: "1"},
+    )
 
 
 def scheduled(

@@ -30,6 +30,12 @@ TPOT = "vllm:request_time_per_output_token_seconds"
 E2E = "vllm:e2e_request_latency_seconds"
 RECORDER_ON = "specschedule_engine_recorder_on"
 """Our own, in an engine that carries the recorder: 0 once it has switched itself off."""
+STEPS = "specschedule_engine_steps"
+"""Our own: steps by ``tokens`` (K), ``graph_mode`` and ``part`` (prompt, change or stable)."""
+STEP_SECONDS = "specschedule_engine_step_seconds"
+"""Our own: their seconds, by the same labels."""
+STEP_DURATIONS = "specschedule_engine_step_duration_seconds"
+"""Our own: histogram of their seconds by ``tokens``."""
 
 HISTOGRAMS = {"ttft": TTFT, "tpot": TPOT, "e2e": E2E}
 """Histogram of one value per request, in seconds, by the limit of the SLO that it answers."""
