@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from specschedule.core.preflight import CACHE_FILE, REGISTRATION
+from specschedule.core.isolation import CACHE_FILE, REGISTRATION
 from specschedule.core.spec import Slo
 from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
 from specschedule.vllm_facts.arguments import edited_container, read_container
