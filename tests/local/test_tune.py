@@ -257,7 +257,9 @@ def test_a_whole_run_in_pieces_finds_the_better_schedule(tmp_path: Path) -> None
     assert {status["receipt"]["engineVersion"] for status in statuses} == {"0.32.0"}
     assert {status["receipt"]["imageId"][:6] for status in statuses} == {"local:"}
     gates = {gate["gate"]: gate["answer"] for gate in run.status["gates"]}
-    assert [status["receipt"]["instruments"] for status in statuses] == [["fingerprint"]] * 7
+    assert [status["receipt"]["instruments"] for status in statuses] == [
+        ["fingerprint", "counters"]
+    ] * 7
     assert gates["instruments"] == "Pass"
     printed = shlex.split(said.partition("Serve with:")[2].strip().splitlines()[0])
     assert printed[:-1] == SERVED[:-1]

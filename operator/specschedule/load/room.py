@@ -8,6 +8,7 @@ same in every arm whose server tells the same ``max_model_len``.
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from specschedule.core.evidence import Fit, Profile, TooLong, WindowLeftOut
 from specschedule.core.visit import Visit, Window
@@ -33,7 +34,13 @@ class Room:
     """What is left out; None where there is nothing to tell."""
 
 
-async def room(client: Client, served: Served, visit: Visit, pool: Pool | None) -> Room:
+async def room(
+    client: Client,
+    served: Served,
+    visit: Visit,
+    pool: Pool | None,
+    trace: Path | None = None,
+) -> Room:
     """Find what of a visit its server has room for; everything where nobody tells lengths.
 
     Args:
@@ -41,6 +48,7 @@ async def room(client: Client, served: Served, visit: Visit, pool: Pool | None) 
         served: The model that it offers.
         visit: The visit.
         pool: Prompts; synthetic ones when None.
+        trace: Recorded arrivals, for windows that replay them by their digest.
 
     Raises:
         Unanswered: The server does not answer.
@@ -50,7 +58,7 @@ async def room(client: Client, served: Served, visit: Visit, pool: Pool | None) 
     why = "/v1/models tells no max_model_len"
     if limit is not None:
         try:
-            return await _Search(client, served.name, limit, visit, pool).over(windows)
+            return await _Search(client, served.name, limit, visit, pool, trace).over(windows)
         except NotCounted as error:
             why = str(error)
     fit = Fit(max_model_len=limit, not_counted=why) if pool is not None else None
@@ -74,10 +82,16 @@ class _Search:
     """Looks for what one visit's server has no room for."""
 
     def __init__(
-        self, client: Client, model: str, limit: int, visit: Visit, pool: Pool | None
+        self,
+        client: Client,
+        model: str,
+        limit: int,
+        visit: Visit,
+        pool: Pool | None,
+        trace: Path | None,
     ) -> None:
         self._client, self._model, self._limit = client, model, limit
-        self._visit, self._pool = visit, pool
+        self._visit, self._pool, self._trace = visit, pool, trace
         self._around: int | None = None
         """Tokens that the server puts around a text, and one or two."""
         self._places = asyncio.Semaphore(ASKED_AT_ONCE)
@@ -144,7 +158,7 @@ class _Search:
         if window.profile.kind == "equivalence":
             prompt_tokens, output_tokens = equivalence.longest(self._visit)
         elif window.profile.trace is not None:
-            arrivals = planned(window.profile, window.requests, window.seed).arrivals
+            arrivals = planned(window.profile, window.requests, window.seed, self._trace).arrivals
             lengths = [(a.prompt_tokens or 1, a.output_tokens or output_tokens) for a in arrivals]
             prompt_tokens, output_tokens = max(lengths, key=sum)
         samples = self._source(window).samples(prompt_tokens)

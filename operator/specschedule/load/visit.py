@@ -205,7 +205,7 @@ class VisitRun:
         """Leave out what the server has no room for, and say it."""
         visit = self._visit
         try:
-            found = await room(client, served, visit, self._pool)
+            found = await room(client, served, visit, self._pool, self._trace)
         except Unanswered as error:
             raise Failure("ServerUnreachable", str(error)) from error
         if found.fit is not None:
