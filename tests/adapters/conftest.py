@@ -159,6 +159,9 @@ class Place:
             "Pod": lambda: self.core.create_namespaced_pod(self.namespace, body),
             "Service": lambda: self.core.create_namespaced_service(self.namespace, body),
             "ConfigMap": lambda: self.core.create_namespaced_config_map(self.namespace, body),
+            "PersistentVolumeClaim": lambda: self.core.create_namespaced_persistent_volume_claim(
+                self.namespace, body
+            ),
             "ResourceQuota": lambda: self.core.create_namespaced_resource_quota(
                 self.namespace, body
             ),
