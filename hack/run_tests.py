@@ -44,11 +44,16 @@ def main() -> int:
 def tests(asked: list[str]) -> int:
     """Run pytest; what failed is run once more, alone, and either way it is said.
 
-    What holds no time against anything runs on both cores, then the rest by itself. The outer tiers
-    measure on whatever machine they get: a neighbour's burst can spoil a window that no fault of
-    ours spoilt. A test that passes only the second time is named as such.
+    What holds no time against anything runs on both cores, then so what waits for simulated
+    servers, then the rest by itself. The outer tiers measure on whatever machine they get: a
+    neighbour's burst can spoil a window that no fault of ours spoilt. A test that passes only the
+    second time is named as such.
     """
-    parts = {"both-cores": ["-n", "2", "-m", "not alone"], "one-at-a-time": ["-m", "alone"]}
+    parts = {
+        "both-cores": ["-n", "2", "-m", "not alone and not timed"],
+        "timed": ["-n", "2", "-m", "timed"],
+        "one-at-a-time": ["-m", "alone"],
+    }
     codes = {}
     with tempfile.NamedTemporaryFile() as counts:
         for part, words in parts.items():

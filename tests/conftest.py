@@ -34,7 +34,7 @@ TIMED = [
     *(ROOT / "tests" / room for room in ("load", "local", "sim")),
     ROOT / "tests/gates/test_planted_faults.py",
 ]
-"""What holds times against a server: a neighbour on the other core would be measured too."""
+"""What holds times against a simulated server: beside its like, never beside what fills a core."""
 
 ALL_MUST_RUN = os.environ.get("CI") == "true" or os.environ.get("SPECSCHEDULE_TIERS") == "all"
 
@@ -57,8 +57,10 @@ def tier(item: pytest.Item) -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if tier(item) != "unit" or any(item.path.is_relative_to(each) for each in TIMED):
+        if tier(item) != "unit":
             item.add_marker(pytest.mark.alone)
+        elif any(item.path.is_relative_to(each) for each in TIMED):
+            item.add_marker(pytest.mark.timed)
         if tier(item) == "e2e" and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(E2E_SECONDS))
     # The real engine in pods comes last of all: it needs the machine for itself.
