@@ -15,6 +15,7 @@ import aiohttp
 from yarl import URL
 
 from specschedule.load.http1 import Connections, MalformedAnswer
+from specschedule.load.prompts import messages
 from specschedule.load.records import Record, spread
 
 IDLE_SECONDS = 2.0
@@ -280,11 +281,6 @@ class Stream:
         if self._seen != asked.output_tokens and not early:
             record.error = f"{self._seen} tokens instead of {asked.output_tokens}"
             record.kind = "length"
-
-
-def messages(prompt: object) -> list[dict[str, object]]:
-    """Return a chat of one prompt."""
-    return [{"role": "user", "content": prompt}]
 
 
 def _words(error: BaseException) -> str:

@@ -25,7 +25,6 @@ import yaml
 
 from specschedule.core import inband
 from specschedule.core.visit import Visit, Window
-from specschedule.load.client import messages
 from specschedule.load.records import Prepared
 
 TOKEN_IDS = range(4, 196)
@@ -330,3 +329,8 @@ def _deepen(prompts: Sequence[Text], place: int, tokens: int) -> Text:
         text += f"{prompt}\n\n" if isinstance(prompt, str) else ""
         place += 1
     return text[: tokens * CHARACTERS_PER_TOKEN]
+
+
+def messages(prompt: object) -> list[dict[str, object]]:
+    """Return a chat of one prompt."""
+    return [{"role": "user", "content": prompt}]
