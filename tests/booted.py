@@ -1,5 +1,6 @@
 """A server process with children of its own, such as vLLM's: started, waited for, ended whole."""
 
+import json
 import os
 import signal
 import socket
@@ -10,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 BOOT_SECONDS = 300.0
 """vLLM on two idle cores takes about half a minute."""
@@ -28,6 +30,13 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def installed() -> dict[str, Any]:
+    """Return where the real engine lies, as ``hack/vllm where`` says."""
+    command = [sys.executable, "hack/vllm", "where"]
+    found: dict[str, Any] = json.loads(subprocess.check_output(command, cwd=ROOT))
+    return found
 
 
 @contextmanager

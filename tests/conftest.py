@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+from .booted import installed
+
 if TYPE_CHECKING:
     from hack.demo.stage import Stage
 
@@ -173,9 +175,7 @@ def _missing(which: str) -> str | None:
 @pytest.fixture(scope="session")
 def engine() -> dict[str, Any]:
     """Where the real engine lies, as `hack/vllm where` says."""
-    command = [sys.executable, "hack/vllm", "where"]
-    found: dict[str, Any] = json.loads(subprocess.check_output(command, cwd=ROOT))
-    return found
+    return installed()
 
 
 @dataclass(frozen=True)

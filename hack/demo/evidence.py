@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ def write_evidence(stage: Stage, shown: Shown, engine_version: str) -> list[Path
     page = FOLDER / f"demo-{shown.scenario.name}.md"
     page.write_text(portable(as_page(record)))
     return [page, data]
+
+
+def show(text: str, page: Path | None) -> None:
+    """Print a page, and write it where one is asked for."""
+    sys.stdout.write(text)
+    if page is not None:
+        page.write_text(text)
 
 
 def portable(text: str) -> str:

@@ -30,10 +30,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from hack.demo.evidence import heading, portable  # noqa: E402
+from hack.demo.evidence import heading, portable, show  # noqa: E402
 
 from tests.bench.paired import Interval, interval  # noqa: E402
-from tests.booted import end_with_servers  # noqa: E402
+from tests.booted import end_with_servers, installed  # noqa: E402
 
 KS = (0, 3)
 """No draft, as a decode step has, and three."""
@@ -206,8 +206,7 @@ def main() -> int:
     given = parser.parse_args()
     python, model, variables = given.python, given.model, {}
     if python is None or model is None:
-        told = subprocess.check_output([sys.executable, "hack/vllm", "where"], cwd=ROOT)
-        here = json.loads(told)
+        here = installed()
         python, model = python or here["python"], model or here["model"]
         variables = here["env"] if given.python is None else {}
     sees = "import torch; print(int(torch.cuda.is_available()))"
@@ -222,9 +221,7 @@ def main() -> int:
     }
     text, good = page(load, measured(python, variables, asked))
     text = portable(text)
-    sys.stdout.write(text)
-    if given.page is not None:
-        given.page.write_text(text)
+    show(text, given.page)
     return 0 if good else 1
 
 

@@ -12,7 +12,6 @@ Exits 1 when a step's K is another, or when the launches do not show that nothin
 
 import argparse
 import json
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,13 +21,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from hack.demo.evidence import heading  # noqa: E402
+from hack.demo.evidence import heading, show  # noqa: E402
 
 from specschedule.core.schedule import effective  # noqa: E402
 from specschedule.engine import selftest, settings  # noqa: E402
 from tests.bench import side_by_side  # noqa: E402
 from tests.bench.side_by_side import LAUNCHES, Arm  # noqa: E402
-from tests.booted import end_with_servers  # noqa: E402
+from tests.booted import end_with_servers, installed  # noqa: E402
 from tests.instrumented import (  # noqa: E402
     BY_CONTEXT,
     LIMITS,
@@ -153,8 +152,7 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="where to write the page")
     parser.add_argument("--part", choices=PARTS, help="measure only this")
     given = parser.parse_args()
-    where = subprocess.check_output([sys.executable, "hack/vllm", "where"], cwd=ROOT)
-    engine = json.loads(where)
+    engine = installed()
     if given.part in (None, ROWS):
         follow(given.folder, engine)
     launch = None if given.part in (None, ROWS) else PARTS.index(given.part)
@@ -166,9 +164,7 @@ def main() -> int:
     steps, good = followed(json.loads((given.folder / "steps.json").read_text()))
     costs, free = cost(given.folder)
     text = "\n".join([*heading("make bench-context", engine["version"]), *steps, "", *costs, ""])
-    sys.stdout.write(text)
-    if given.page is not None:
-        given.page.write_text(text)
+    show(text, given.page)
     return 0 if good and free else 1
 
 

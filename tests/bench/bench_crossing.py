@@ -26,11 +26,11 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from hack.demo.evidence import heading  # noqa: E402
+from hack.demo.evidence import heading, show  # noqa: E402
 
 from specschedule.engine import selftest, settings  # noqa: E402
 from tests.bench import steps_plot  # noqa: E402
-from tests.booted import end_with_servers  # noqa: E402
+from tests.booted import end_with_servers, installed  # noqa: E402
 from tests.instrumented import serving, undrafted  # noqa: E402
 
 ROWS = [[1, 2, 3], [3, 16, 1]]
@@ -265,19 +265,16 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="where logs are kept")
     parser.add_argument("--page", type=Path, help="where to write the page; a picture beside it")
     given = parser.parse_args()
-    where = subprocess.check_output([sys.executable, "hack/vllm", "where"], cwd=ROOT)
-    engine = json.loads(where)
+    engine = installed()
     try:
         steps = measure(given.folder, engine)
     except ValueError as fault:
         sys.exit(str(fault))
     picture = (given.page or given.folder / "crossing").with_suffix(".svg")
     text = page(steps, picture.name, engine["version"])
-    sys.stdout.write(text)
     marks = [step.steps[0].at for step in changes(steps)]
     picture.write_text(steps_plot.svg(steps, marks))
-    if given.page is not None:
-        given.page.write_text(text)
+    show(text, given.page)
     return 0 if len(marks) >= 2 * PASSES else 1
 
 

@@ -16,7 +16,6 @@ import argparse
 import json
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +28,7 @@ from prometheus_client import CollectorRegistry
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from hack.demo.evidence import heading  # noqa: E402
+from hack.demo.evidence import heading, show  # noqa: E402
 
 from specschedule.core.schedule import effective  # noqa: E402
 from specschedule.engine import settings  # noqa: E402
@@ -39,7 +38,7 @@ from specschedule.engine.ring import Ring  # noqa: E402
 from specschedule.vllm_facts.instruments import STEP_FLAGS  # noqa: E402
 from tests.bench import side_by_side  # noqa: E402
 from tests.bench.side_by_side import Arm  # noqa: E402
-from tests.booted import end_with_servers  # noqa: E402
+from tests.booted import end_with_servers, installed  # noqa: E402
 from tests.instrumented import EVERY_K  # noqa: E402
 
 SHARE = 0.01
@@ -57,16 +56,13 @@ def main() -> int:
     parser.add_argument("--page", type=Path, help="where to write the page")
     parser.add_argument("--launch", type=int, help="measure only this launch of both servers")
     given = parser.parse_args()
-    where = subprocess.check_output([sys.executable, "hack/vllm", "where"], cwd=ROOT)
-    engine = json.loads(where)
+    engine = installed()
     if not side_by_side.measure(arms(engine, given.folder), given.folder, engine, given.launch):
         return 0
     real, kept = real_engine(given.folder)
     alone, within = stand_ins()
     text = "\n".join([*heading("make bench-engine", engine["version"]), *real, "", *alone, ""])
-    sys.stdout.write(text)
-    if given.page is not None:
-        given.page.write_text(text)
+    show(text, given.page)
     return 0 if kept and within else 1
 
 

@@ -27,9 +27,11 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
+from hack.demo.evidence import show  # noqa: E402
+
 from specschedule.core.screening import every_k, fixed_arm  # noqa: E402
 from specschedule.engine import deliver, settings  # noqa: E402
-from tests.booted import booted, free_port  # noqa: E402
+from tests.booted import booted, free_port, installed  # noqa: E402
 
 POINTS = (1, 4, 12)
 MOST = 4
@@ -62,8 +64,7 @@ class Bench:
         folder.mkdir(parents=True, exist_ok=True)
         self.manifest = folder / "question.yaml"
         self.manifest.write_text(yaml.safe_dump(QUESTION))
-        found = subprocess.check_output([sys.executable, "hack/vllm", "where"], cwd=ROOT)
-        self.engine = json.loads(found)
+        self.engine = installed()
 
     def cells(self, part: str) -> Path:
         return self.folder / f"{part}.jsonl"
@@ -235,9 +236,7 @@ def main() -> int:
     if given.part and not all(bench.took(part).exists() for part in PARTS):
         return 0
     text, good = page(bench)
-    sys.stdout.write(text)
-    if given.page is not None:
-        given.page.write_text(text)
+    show(text, given.page)
     return 0 if good else 1
 
 

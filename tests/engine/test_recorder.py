@@ -18,6 +18,8 @@ from specschedule.engine.ring import Ring
 from specschedule.engine.settings import Limits
 from specschedule.engine.steps import step_line
 
+from ..booted import free_port
+
 CONFIG = SimpleNamespace(model_config=SimpleNamespace(served_model_name="pair"))
 
 
@@ -41,12 +43,6 @@ def iteration(*requests, first_tokens=0, tokens=3):
 
 def scheduler(**more):
     return SimpleNamespace(num_running_reqs=2, num_waiting_reqs=0, kv_cache_usage=0.5, **more)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def ask(port: int, path: str) -> tuple[int, str]:

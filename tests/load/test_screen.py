@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ import yaml
 from specschedule.core.screening import every_k
 from specschedule.engine.settings import SCHEDULER_PORT as PORT
 from specschedule.engine.settings import SECRET
+
+from ..booted import free_port
 
 QUESTION = {
     "kind": "SpecSchedule",
@@ -34,12 +35,6 @@ QUESTION = {
     },
 }
 SPECULATIVE = {"method": "eagle3", "model": "draft", "num_speculative_tokens": 2}
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 class Bench:
@@ -149,6 +144,15 @@ def test_the_proposal_reads_the_cells(screened: tuple[Bench, str]) -> None:
     assert answer["windows"] == len(bench.kept()) - len(left_out)
 
 
+def lost_at_most_the_open_window(before: list[Any], cells: list[Any]) -> None:
+    """Assert that cells keep those that counted before, and hold every K under its own name."""
+    counted = [cell for cell in cells if "void" not in cell]
+    assert counted[: len(before)] == before
+    assert len(cells) - len(counted) <= 1
+    assert {cell["tokens"] for cell in counted} == {0, 1, 2}
+    assert len({cell["cell"] for cell in cells}) == len(cells)
+
+
 def test_an_engine_killed_under_way_costs_the_open_window_and_no_other(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     with bench.probe() as engine:
@@ -161,12 +165,7 @@ def test_an_engine_killed_under_way_costs_the_open_window_and_no_other(tmp_path:
         _, told = command.communicate(timeout=120)
     assert command.returncode == 0, told
     assert "waiting for the server" in told
-    cells = bench.kept()
-    counted = [cell for cell in cells if "void" not in cell]
-    assert counted[: len(before)] == before
-    assert len(cells) - len(counted) <= 1
-    assert {cell["tokens"] for cell in counted} == {0, 1, 2}
-    assert len({cell["cell"] for cell in cells}) == len(cells)
+    lost_at_most_the_open_window(before, bench.kept())
 
 
 @pytest.mark.parametrize("recovers", [True, False], ids=["recovers", "is-replaced"])
@@ -188,12 +187,7 @@ def test_an_engine_that_hangs_under_way_costs_the_open_window_and_no_other(
         with bench.probe():
             _, told = command.communicate(timeout=120)
     assert command.returncode == 0, told
-    cells = bench.kept()
-    counted = [cell for cell in cells if "void" not in cell]
-    assert counted[: len(before)] == before
-    assert len(cells) - len(counted) <= 1
-    assert {cell["tokens"] for cell in counted} == {0, 1, 2}
-    assert len({cell["cell"] for cell in cells}) == len(cells)
+    lost_at_most_the_open_window(before, bench.kept())
 
 
 def test_a_command_stopped_and_started_again_goes_on_where_it_was(tmp_path: Path) -> None:

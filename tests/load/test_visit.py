@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import socket
 import time
 from io import StringIO
 from pathlib import Path
@@ -19,6 +18,7 @@ from specschedule.core.workload import digest_of_trace
 from specschedule.load.arrivals import draw
 from specschedule.load.prompts import Pool
 from specschedule.load.visit import Event, VisitRun
+from tests.booted import free_port
 from tests.load.scripted import Script, Scripted
 
 HOLD = {"kind": "hold", "concurrency": 4}
@@ -168,12 +168,6 @@ def count(page: str) -> dict[tuple[str, str], float]:
             assert sample.labels["visit"] == "1"
             values[sample.labels["cell"], sample.labels.get("outcome", "tokens")] = sample.value
     return values
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_nobody_scrapes_and_no_window_opens() -> None:
