@@ -72,6 +72,8 @@ bench-attention: setup ## Does verify attention follow the summed context or the
 
 bench-screen: setup ## Real vLLM: every K in one boot against one boot for each K
 	python tests/bench/bench_screen.py --folder .work/bench-screen --page docs/evidence/screen-vllm.md
+	python tests/bench/bench_screen.py --folder .work/bench-screen-ngram --method ngram \
+	  --page docs/evidence/screen-ngram-vllm.md
 
 bench-tuner: setup ## Regret and cost of the tuner, in virtual time
 	python tests/bench/bench_tuner.py

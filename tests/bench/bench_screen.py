@@ -5,7 +5,8 @@ user would; then each K gets a launch of its own, with a schedule of one row. Pr
 down, what each says is best at each batch size. Exits 1 where the probe's choice is worse than
 the launches' own by more than they differ from themselves. Takes up where it was cut off.
 
-    python tests/bench/bench_screen.py --folder FOLDER [--page PAGE.md] [--part probe ...]
+    python tests/bench/bench_screen.py --folder FOLDER [--method ngram] [--page PAGE.md]
+        [--part probe ...]
 """
 
 import argparse
@@ -54,17 +55,26 @@ QUESTION = {
 }
 FIXED = {fixed_arm(k): k for k in range(MOST + 1)}
 PARTS = ("probe", "none", *FIXED)
+METHODS = ("draft_model", "ngram")
+"""With a model that drafts, and with one that looks the drafts up in what was said before."""
 
 
 class Bench:
     """Launches of the real engine, and what was measured in each."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, method: str) -> None:
+        self.folder, self.method = folder, method
         folder.mkdir(parents=True, exist_ok=True)
         self.manifest = folder / "question.yaml"
         self.manifest.write_text(yaml.safe_dump(QUESTION))
         self.engine = installed()
+
+    @property
+    def drafting(self) -> dict[str, Any]:
+        """How drafts are made, as in a speculative config."""
+        if self.method == "ngram":
+            return {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+        return {"method": self.method, "model": self.engine["drafter"]}
 
     def cells(self, part: str) -> Path:
         return self.folder / f"{part}.jsonl"
@@ -115,8 +125,7 @@ class Bench:
             if part in FIXED:
                 rows = [[1, SEQUENCES, FIXED[part]]]
             config = {
-                "method": "draft_model",
-                "model": self.engine["drafter"],
+                **self.drafting,
                 "num_speculative_tokens": MOST,
                 "num_speculative_tokens_per_batch_size": rows,
             }
@@ -202,7 +211,7 @@ def page(bench: Bench) -> tuple[str, bool]:
         "# make bench-screen",
         "",
         f"Written by that command on {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}; {os.cpu_count()} cores"
-        f" ({processor()}), vLLM {bench.engine['version']}.",
+        f" ({processor()}), vLLM {bench.engine['version']}, method {bench.method}.",
         "",
         f"One boot, K 0 to {MOST} at {', '.join(map(str, POINTS))} in flight: "
         f"{windows['probe']} windows in {seconds['probe']:.0f} s with the boot "
@@ -227,10 +236,11 @@ def processor() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="where cells and logs are kept")
+    parser.add_argument("--method", choices=METHODS, default=METHODS[0])
     parser.add_argument("--page", type=Path, help="where to write the page")
     parser.add_argument("--part", action="append", choices=PARTS, help="measure only these")
     given = parser.parse_args()
-    bench = Bench(given.folder)
+    bench = Bench(given.folder, given.method)
     for part in given.part or PARTS:
         bench.measure(part)
     if given.part and not all(bench.took(part).exists() for part in PARTS):

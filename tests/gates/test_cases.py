@@ -232,7 +232,7 @@ CASES = {
         deployment(gpu=False, resources={"limits": {"huawei.com/Ascend910": 1}}),
         {},
         True,
-        "methodAndSchedule",
+        "graphMode",
         "Pass",
         "a third of the throughput",
     ),

@@ -220,6 +220,31 @@ def test_one_standstill_of_three_is_counted_and_not_all_that_is_said() -> None:
     assert "1 of them at a standstill" in row.message
 
 
+BURSTS = {
+    "later passes against the incumbent's": ({2: (300.0, 240.0)}, -0.2),
+    "the first pass, which pays for first use, is left out": ({1: (300.0, 30.0)}, None),
+    "a standstill": ({2: (300.0, 0.0)}, -1.0),
+    "an incumbent that has none": ({2: (None, 240.0)}, None),
+}
+
+
+@pytest.mark.parametrize("claim", BURSTS)
+def test_bursts_of_the_candidate_are_held_against_those_of_the_incumbent(claim: str) -> None:
+    passes, change = BURSTS[claim]
+    run = Run(spec_of(points=(4, 8), improve=AT_8))
+    for number in (1, 2):
+        for arm, at in (("incumbent", 0), ("candidate-card", 1)):
+            cells = [by_tokens(4, 100.0), by_tokens(8, 200.0)]
+            for number_of_pass, rates in passes.items():
+                profile = {"kind": "burst", "floor": 4, "peak": 8, "pass": number_of_pass}
+                if (rate := rates[at]) is not None:
+                    burst = cell(8, 0.0, profile=profile, outputTokens=round(rate * 100))
+                    cells.append(burst | {"cell": f"burst8-p{number_of_pass}"})
+            run.add(arm, number, cells)
+    found = [(tax.at, tax.change, tax.count) for tax in run.judge().tax if tax.what == "burst"]
+    assert found == ([] if change is None else [(8, pytest.approx(change), 2)])
+
+
 def steps(tokens: int, **parts: tuple[int, float]) -> dict[str, Any]:
     told = {part: {"count": n, "meanMs": ms} for part, (n, ms) in parts.items()}
     return {"tokens": tokens, "count": 999, "meanMs": 10.0, **told}

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.booted import free_port
 from tests.load.scripted import Scripted, serving
-from tests.load.test_visit import free_port
 
 COMMAND = [sys.executable, "-m", "specschedule.cli.main"]
 

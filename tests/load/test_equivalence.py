@@ -7,7 +7,7 @@ from typing import Any
 from specschedule.core.evidence import Cell
 from specschedule.load.prompts import Pool
 from tests.load.scripted import Script, Scripted
-from tests.load.test_visit import HOLD, carry_out, cells, failure, plan
+from tests.load.visits import HOLD, carry_out, cells, failure, plan
 
 STEPS = [[1, 3], [6, 9], [2, 2]]
 STAIRCASE = {"kind": "equivalence", "steps": STEPS}

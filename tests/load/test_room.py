@@ -18,7 +18,7 @@ from specschedule.load.records import Record
 from specschedule.load.room import Room, room
 from specschedule.load.visit import Event
 from tests.load.scripted import Scripted
-from tests.load.test_visit import carry_out, cells, failure, plan
+from tests.load.visits import carry_out, cells, failure, plan
 
 LONGEST = 200
 ANSWER = 24

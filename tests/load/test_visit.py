@@ -1,7 +1,6 @@
-"""A whole visit against a scripted server: what is said, what is counted, how it can end."""
+"""A visit of the load generator to a simulated server: its windows, counters and records."""
 
 import asyncio
-import contextlib
 import json
 import time
 from io import StringIO
@@ -12,55 +11,13 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from specschedule.core.evidence import Cell
-from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Warmed
+from specschedule.core.visit import CellClosed, VisitEnded, Warmed
 from specschedule.core.workload import digest_of_trace
 from specschedule.load.arrivals import draw
-from specschedule.load.prompts import Pool
-from specschedule.load.visit import Event, VisitRun
+from specschedule.load.visit import Event
 from tests.booted import free_port
 from tests.load.scripted import Script, Scripted
-
-HOLD = {"kind": "hold", "concurrency": 4}
-
-
-def plan(url: str, *profiles: dict[str, Any], **changes: Any) -> Visit:
-    windows = [
-        {"cell": f"r1-{number}", "profile": profile, "requests": 12}
-        for number, profile in enumerate(profiles)
-    ]
-    plain: dict[str, Any] = {
-        "run": "7f3a",
-        "arm": "incumbent",
-        "launch": 2,
-        "round": 1,
-        "url": url,
-        "windows": windows,
-        "slo": {"ttft": "5s", "tpot": "1s"},
-        "promptTokens": 16,
-        "outputTokens": 30,
-        "scrapes": 0,
-        # Lags are tested where they are meant; a busy machine must not void the others.
-        "maxSendLag": "5s",
-        "warmUpTimeout": "6s",
-        "requestTimeout": "30s",
-    }
-    return Visit.model_validate(plain | changes)
-
-
-async def carry_out(visit: Visit, **options: Any) -> tuple[bool, list[Event]]:
-    said: list[Event] = []
-    run = VisitRun(visit, **({"pool": None, "say": said.append} | options))
-    return await asyncio.wait_for(run.run(), 60), said
-
-
-def cells(said: list[Event]) -> list[Cell]:
-    return [event.cell for event in said if isinstance(event, CellClosed)]
-
-
-def failure(said: list[Event]) -> VisitFailed:
-    assert isinstance(said[-1], VisitFailed)
-    return said[-1]
+from tests.load.visits import HOLD, carry_out, cells, failure, plan
 
 
 def test_a_hold_says_warmed_then_each_cell_then_ended() -> None:
@@ -170,18 +127,6 @@ def count(page: str) -> dict[tuple[str, str], float]:
     return values
 
 
-def test_nobody_scrapes_and_no_window_opens() -> None:
-    async def run() -> None:
-        async with Scripted() as server:
-            visit = plan(server.url, HOLD, scrapes=3, scrapeTimeout="1s")
-            well, said = await carry_out(visit, port=free_port())
-        assert not well
-        assert [type(event) for event in said] == [VisitFailed]
-        assert failure(said).reason == "NotScraped"
-
-    asyncio.run(run())
-
-
 def test_records_say_what_became_of_every_request() -> None:
     async def run() -> None:
         out = StringIO()
@@ -206,22 +151,6 @@ def counted_places(out: StringIO, cell: str = "r1-0") -> list[int]:
     """Return the places in the order of a window's prompts that counted in it, sorted."""
     lines = map(json.loads, out.getvalue().splitlines())
     return sorted(line["index"] for line in lines if line["counted"] and line["cell"] == cell)
-
-
-def test_a_full_volume_costs_the_records_and_not_the_cells() -> None:
-    async def run() -> None:
-        async with Scripted() as server:
-            full = open("/dev/full", "w")  # noqa: SIM115
-            well, said = await carry_out(plan(server.url, HOLD, HOLD), records=full)
-            with contextlib.suppress(OSError):
-                full.close()
-        assert well
-        for cell in cells(said):
-            assert cell.void is None
-            assert cell.notes is not None
-            assert "could not be written down: No space left on device" in cell.notes[-1]
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize("profile", [HOLD, {"kind": "open", "requestsPerSecond": 16}])
@@ -270,90 +199,6 @@ def test_answers_that_differ_in_length_of_time_change_few_of_the_counted_prompts
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    ("claim", "script", "changes", "reason", "words"),
-    [
-        ("a refused plan", Script(status=400), {}, "BadPlan", "HTTP 400"),
-        ("a server that ends answers early", Script(chunks=[1]), {}, "BadPlan", "1 tokens instead"),
-        ("a server that fails all", Script(status=500), {}, "Stalled", "HTTP 500"),
-        ("silence", Script(hangs_after=0), {"requestTimeout": "500ms"}, "Stalled", "0.5 s"),
-    ],
-)
-def test_a_server_that_cannot_be_measured_ends_the_visit_with_its_words(
-    claim: str, script: Script, changes: dict[str, Any], reason: str, words: str
-) -> None:
-    async def run() -> None:
-        async with Scripted(lambda number, body: script) as server:
-            well, said = await carry_out(plan(server.url, HOLD, **changes))
-        assert not well, claim
-        assert failure(said).reason == reason
-        assert words in failure(said).message
-        assert not cells(said)
-
-    asyncio.run(run())
-
-
-def test_a_server_that_dies_in_a_window_leaves_a_void_cell_and_a_failed_visit() -> None:
-    async def run() -> None:
-        async with Scripted(lambda number, body: Script(pause=0.01)) as server:
-            visit = plan(server.url, HOLD | {"concurrency": 2}, warmUpTimeout="1200ms")
-            visit = visit.model_copy(
-                update={"windows": [visit.windows[0].model_copy(update={"requests": 500})]}
-            )
-
-            async def kill() -> None:
-                while len(server.bodies) < 20:
-                    await asyncio.sleep(0.01)
-                await server.stop()
-
-            killer = asyncio.create_task(kill())
-            well, said = await carry_out(visit)
-            await killer
-        assert not well
-        (cell,) = cells(said)
-        assert cell.void is not None
-        assert "the visit failed in this window" in cell.void
-        assert failure(said).reason == "ServerUnreachable"
-
-    asyncio.run(run())
-
-
-def test_tokens_stop_coming_in_a_window_and_the_visit_is_stalled() -> None:
-    async def run() -> None:
-        def script(number: int, body: dict[str, Any]) -> Script:
-            return Script(hangs_after=3 if number > 25 else None)
-
-        async with Scripted(script) as server:
-            visit = plan(server.url, HOLD, warmUpTimeout="600ms", requestTimeout="1500ms")
-            visit = visit.model_copy(
-                update={"windows": [visit.windows[0].model_copy(update={"requests": 500})]}
-            )
-            well, said = await carry_out(visit)
-        assert not well
-        assert failure(said).reason == "Stalled"
-
-    asyncio.run(run())
-
-
-def test_failing_requests_are_counted_and_do_not_become_a_hot_loop() -> None:
-    async def run() -> None:
-        async with Scripted(
-            lambda number, body: Script(status=503) if number % 3 else Script(pause=0.005)
-        ) as server:
-            started = time.monotonic()
-            well, said = await carry_out(plan(server.url, HOLD, warmUpTimeout="2s"))
-            seconds = time.monotonic() - started
-            sent = len(server.bodies)
-        assert well
-        (cell,) = cells(said)
-        assert cell.failed > cell.completed
-        assert cell.offered == cell.failed + cell.completed
-        # Each stream rests 50 ms at least after a failure.
-        assert sent < 4 * seconds / 0.05
-
-    asyncio.run(run())
-
-
 def test_answers_that_the_model_ends_are_measured_where_that_is_asked_for() -> None:
     async def run() -> None:
         def script(number: int, body: dict[str, Any]) -> Script:
@@ -367,24 +212,6 @@ def test_answers_that_the_model_ends_are_measured_where_that_is_asked_for() -> N
         assert 12 <= cell.offered <= 24, "as long as its answers are, not as they might be"
         assert cell.output_tokens is not None
         assert cell.output_tokens / cell.offered == pytest.approx(15, abs=4)
-
-    asyncio.run(run())
-
-
-def test_a_starved_client_voids_its_window() -> None:
-    async def run() -> None:
-        async def starve() -> None:
-            while True:
-                time.sleep(0.05)
-                await asyncio.sleep(0.01)
-
-        async with Scripted() as server:
-            hog = asyncio.create_task(starve())
-            _, said = await carry_out(plan(server.url, HOLD, maxSendLag="5ms"))
-            hog.cancel()
-        (cell,) = cells(said)
-        assert cell.void is not None
-        assert "give it more CPU" in cell.void
 
     asyncio.run(run())
 
@@ -536,85 +363,5 @@ def test_a_depth_sweep_leaves_degenerate_and_cached_answers_out_and_counts_them(
         assert cell.tpot_ms.p99 is not None
         assert cell.tpot_ms.p50 is not None
         assert cell.tpot_ms.p50 < 9
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("claim", "profiles", "pool", "reason", "words"),
-    [
-        ("no concurrency", [{"kind": "hold"}], None, "BadPlan", "concurrency"),
-        ("no windows", [], None, "BadPlan", "windows"),
-        ("no swing", [{"kind": "burst", "floor": 5, "peak": 5}], None, "BadPlan", "floor < peak"),
-        (
-            "no period",
-            [{"kind": "crossing", "low": 1, "high": 5}],
-            None,
-            "BadPlan",
-            "periodSeconds",
-        ),
-        ("no rate", [{"kind": "open"}], None, "BadPlan", "requestsPerSecond"),
-        ("no trace", [{"kind": "open", "trace": "/nowhere"}], None, "BadPlan", "/nowhere"),
-        (
-            "a trace that was not given",
-            [{"kind": "open", "trace": "sha256:0123456789ab"}],
-            None,
-            "BadPlan",
-            "SPECSCHEDULE_TRACE",
-        ),
-        ("no depth", [{"kind": "depth"}], None, "BadPlan", "context"),
-        ("no such category", [HOLD], Pool({"code": ["x"]}), "PromptsMissing", "'prose'"),
-    ],
-)
-def test_a_plan_that_cannot_work_is_refused_before_anything_is_sent(
-    claim: str, profiles: list[dict[str, Any]], pool: Pool | None, reason: str, words: str
-) -> None:
-    async def run() -> None:
-        visit = plan("http://127.0.0.1:9", *profiles)
-        windows = [window.model_copy(update={"category": "prose"}) for window in visit.windows]
-        visit = visit.model_copy(update={"windows": windows})
-        well, said = await carry_out(visit, pool=pool)
-        assert not well
-        assert failure(said).reason == reason, claim
-        assert words in failure(said).message
-
-    asyncio.run(run())
-
-
-def test_a_key_that_the_server_wants_is_asked_for_by_its_field() -> None:
-    async def run() -> None:
-        async with Scripted(api_key="s3cret") as server:
-            well, said = await carry_out(plan(server.url, HOLD))
-            assert failure(said).reason == "BadPlan"
-            assert "load.apiKeySecretRef" in failure(said).message
-            well, _ = await carry_out(plan(server.url, HOLD), api_key="s3cret")
-            assert well
-
-    asyncio.run(run())
-
-
-def test_a_server_without_metrics_is_measured_and_it_is_noted() -> None:
-    async def run() -> None:
-        async with Scripted(metrics_fault=True) as server:
-            _, said = await carry_out(plan(server.url, HOLD))
-        (cell,) = cells(said)
-        assert cell.notes == ["the engine's /metrics could not be read"]
-        assert cell.engine_output_tokens is None
-        assert cell.void is None
-
-    asyncio.run(run())
-
-
-def test_metrics_that_jump_between_processes_make_a_window_void(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("specschedule.load.measurement.SAMPLE_SECONDS", 0.05)
-
-    async def run() -> None:
-        async with Scripted(processes=2) as server:
-            _, said = await carry_out(plan(server.url, HOLD))
-        (cell,) = cells(said)
-        assert cell.void is not None
-        assert "several processes answer /metrics" in cell.void
 
     asyncio.run(run())

@@ -310,7 +310,8 @@ def _seconds(spec: Spec, window: Window, taken: dict[str, float]) -> float:
         return request + window.requests / rate
     if window.profile.kind == "crossing":
         return max(4 * CROSSING_SECONDS, request)
-    return request * (1 + ceil(window.requests / (window.profile.concurrency or 1)))
+    together = window.profile.concurrency or window.profile.peak or 1
+    return request * (1 + ceil(window.requests / together))
 
 
 def _request(spec: Spec) -> float:

@@ -262,8 +262,10 @@ class Evidence:
                 classes[at] = [every[0], *starts]
         return classes
 
-    def cells(self, launch: Launch, kind: Literal["hold", "open"] = "hold") -> Iterable[Cell]:
-        """Yield the windows of a launch that count: those that hold a load point, or open ones."""
+    def cells(
+        self, launch: Launch, kind: Literal["hold", "open", "burst"] = "hold"
+    ) -> Iterable[Cell]:
+        """Yield the windows of a launch that count, of one kind of load."""
         limit = self.spec.load.max_send_lag * 1000
         for cell in launch.cells:
             late = cell.send_lag_ms_p99 is not None and cell.send_lag_ms_p99 > limit

@@ -5,7 +5,7 @@ A known engine problem is a row and not a branch; the rows themselves stand in `
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
 from specschedule.core.schedule import EffectiveTable
@@ -26,17 +26,29 @@ DEVICES: Mapping[str, Device] = {"nvidia.com": "cuda", "amd.com": "rocm", "huawe
 
 Runner = Literal["V1", "V2"]
 
+GraphMode = Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
+"""CUDA graph modes, as vLLM names them."""
+
 Effect = Literal[
     "Honours",
     "TruncatesOnly",
     "MayTruncate",
     "Ignores",
     "LosesGraphs",
+    "MayLoseGraphs",
     "Disables",
     "Refuses",
     "Crashes",
     "Corrupts",
 ]
+
+_BY_LEVEL: Mapping[int, GraphMode] = {
+    0: "NONE",
+    1: "PIECEWISE",
+    2: "FULL_AND_PIECEWISE",
+    3: "FULL_AND_PIECEWISE",
+}
+"""CUDA graph mode that each optimization level of vLLM 0.32 stands for."""
 
 
 _REPORTED = "reported, not tested"
@@ -64,6 +76,10 @@ class MatrixRow(Value):
     """Model runners."""
     devices: list[Device] = []
     """Devices."""
+    backends: list[str] = []
+    """Attention backends that the server's arguments pin, as vLLM names them."""
+    graph_modes: list[GraphMode] = []
+    """CUDA graph modes that the server asks for, by its arguments or by vLLM's default."""
     layouts: list[Literal["data"]] = []
     """Ways in which the server is spread over GPUs."""
     rows: Literal["any", "zero", "varying", "contexts"] = "any"
@@ -86,6 +102,29 @@ class MatrixRow(Value):
         releases = {numbers(each)[:2] for each in self.tested}
         return version is None or not releases or numbers(version)[:2] in releases
 
+    def matches(self, where: "Surroundings", kinds: set[str]) -> bool:
+        """Say whether it is about a table of these kinds in these surroundings."""
+        version = None if where.version is None else numbers(where.version)
+        if version is not None and self.since and version < numbers(self.since):
+            return False
+        if version is not None and self.before and version >= numbers(self.before):
+            return False
+        return (
+            (not self.methods or where.method in self.methods)
+            and (not self.runners or where.runner in self.runners)
+            and (not self.devices or where.device in self.devices)
+            and (not self.backends or where.backend in self.backends)
+            and (not self.graph_modes or where.graph_mode in self.graph_modes)
+            and (not self.layouts or where.layout in self.layouts)
+            and self.rows in kinds
+            and (where.random or not self.random)
+        )
+
+    @property
+    def on_graphs(self) -> bool:
+        """Whether it tells of CUDA graphs, and not of drafting."""
+        return self.effect in ("LosesGraphs", "MayLoseGraphs")
+
 
 class Surroundings(Value):
     """What a schedule would run in, as far as it can be known before a launch."""
@@ -99,6 +138,10 @@ class Surroundings(Value):
     not read chooses it."""
     device: Device
     """Device."""
+    backend: str | None = None
+    """Attention backend that the arguments pin; None where vLLM chooses it at launch."""
+    graph_mode: GraphMode | None = None
+    """CUDA graph mode that the server asks for; None where vLLM does not know what is asked for."""
     layout: Literal["data"] | None = None
     """How the server is spread over GPUs, where that matters."""
     random: bool = False
@@ -106,7 +149,8 @@ class Surroundings(Value):
 
     def __str__(self) -> str:
         method = self.method or "(found from the drafter)"
-        return f"method {method}, model runner {self.runner or 'V1 or V2'}, {self.device}"
+        pinned = f", attention backend {self.backend}" if self.backend else ""
+        return f"method {method}, model runner {self.runner or 'V1 or V2'}, {self.device}{pinned}"
 
 
 def device_of(target: TargetFacts) -> Device:
@@ -125,6 +169,20 @@ def expected_runner(server: ServerFacts, device: Device, method: str | None) -> 
     if device == "cpu" or _lacked_by_v2(server, method):
         return "V1"
     return None if device == "unknown" or server.unknown(RUNNER_VARIABLE) else "V2"
+
+
+def asked_graph_mode(server: ServerFacts, device: Device) -> GraphMode | None:
+    """Return the CUDA graph mode that vLLM 0.32 starts from, before it looks at the model.
+
+    Source: vLLM 0.32.0, ``config/vllm.py``: what each optimization level stands for.
+    """
+    if server.enforce_eager or device == "cpu":
+        return "NONE"
+    if server.graph_mode is not None:
+        named = server.graph_mode.upper()
+        return next((mode for mode in get_args(GraphMode) if mode == named), None)
+    level = server.optimization_level
+    return None if level is None else _BY_LEVEL.get(level)
 
 
 def _lacked_by_v2(server: ServerFacts, method: str | None) -> str | None:
@@ -207,7 +265,7 @@ def method_and_schedule(
     found: dict[str, MatrixRow] = {}
     for name, table in tables.items():
         kinds = kinds_of(table)
-        row = next((row for row in matrix if _matches(row, where, kinds)), None)
+        row = next((row for row in matrix if not row.on_graphs and row.matches(where, kinds)), None)
         if row:
             found[name] = row
     by_effect = {row.effect: (name, row) for name, row in reversed(found.items())}
@@ -239,9 +297,6 @@ def method_and_schedule(
     if "MayTruncate" in by_effect:
         _, row = by_effect["MayTruncate"]
         return passes(gate, f"with {where}: {row.symptom} ({row.source})", "DraftingCostMayStay")
-    if "LosesGraphs" in by_effect:
-        _, row = by_effect["LosesGraphs"]
-        return passes(gate, f"with {where}: {row.symptom} ({row.source})", "GraphsLost")
     sources = dict.fromkeys(row.source for row in found.values())
     return passes(gate, f"with {where} drafting follows the schedule ({'; '.join(sources)})")
 
@@ -280,17 +335,47 @@ def kinds_of(table: EffectiveTable) -> set[str]:
     return kinds
 
 
-def _matches(row: MatrixRow, where: Surroundings, kinds: set[str]) -> bool:
-    version = None if where.version is None else numbers(where.version)
-    if version is not None and row.since and version < numbers(row.since):
-        return False
-    if version is not None and row.before and version >= numbers(row.before):
-        return False
-    return (
-        (not row.methods or where.method in row.methods)
-        and (not row.runners or where.runner in row.runners)
-        and (not row.devices or where.device in row.devices)
-        and (not row.layouts or where.layout in row.layouts)
-        and row.rows in kinds
-        and (where.random or not row.random)
+def graph_mode(
+    where: Surroundings,
+    matrix: Sequence[MatrixRow],
+    tables: Mapping[str, EffectiveTable],
+    server: ServerFacts,
+    policy: Literal["Report", "Same", "RequireFull"],
+) -> Gate:
+    """Say what a schedule costs in CUDA graphs, by the first row on graphs that matches one.
+
+    Args:
+        where: What the candidates would run in.
+        matrix: Rows, exceptions before rules.
+        tables: Effective tables by candidate.
+        server: The server, for what to say of it.
+        policy: What a downgrade does.
+    """
+    gate = "graphMode"
+    if where.graph_mode == "NONE":
+        why = "enforce-eager is set" if server.enforce_eager else "there is no GPU or mode is NONE"
+        return not_applicable(gate, "NoGraphs", f"no CUDA graphs: {why}")
+    if where.device == "unknown":
+        return unknown(
+            gate,
+            "GpuNotNamed",
+            f"container {server.container}: {server.gpus_untold}; whether CUDA graphs are used, "
+            "the launches decide; to know before, ask for the GPU in resources.limits",
+        )
+    kinds = [kinds_of(table) for table in tables.values()]
+    losing = (
+        row for row in matrix if row.on_graphs and any(row.matches(where, each) for each in kinds)
+    )
+    row = next(losing, None)
+    if row is None or not row.covers(where.version):
+        return not_applicable(gate, "SeenAtLaunch", "launches tell the resolved CUDA graph mode")
+    said = f"{row.symptom} ({row.source})"
+    if row.effect == "MayLoseGraphs":
+        return passes(gate, f"{said}; launches tell", "DowngradePossible")
+    if policy == "Report":
+        return passes(gate, f"{said}; the verdict is by goodput", "DowngradeExpected")
+    return fails(
+        gate,
+        "GraphsLostToSchedule",
+        f"{said}, which spec.policy.graphMode {policy} forbids; use model runner V2, or Report",
     )

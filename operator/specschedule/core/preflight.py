@@ -17,8 +17,10 @@ from specschedule.core.matrix import (
     MatrixRow,
     Runner,
     Surroundings,
+    asked_graph_mode,
     device_of,
     expected_runner,
+    graph_mode,
     method_and_schedule,
     model_runner,
 )
@@ -26,7 +28,7 @@ from specschedule.core.schedule import EffectiveTable, ScheduleError, effective,
 from specschedule.core.spec import Mode, Spec
 from specschedule.core.target import LARGEST_DEFAULT, ServerFacts, TargetFacts, Unreadable
 from specschedule.core.versions import numbers, version_gate, version_of_image
-from specschedule.core.workload import Trace, contexts_fit, trace_fits
+from specschedule.core.workload import Trace, contexts_fit, search_contexts_fit, trace_fits
 
 BLOCK_DRAFTERS = ("dspark", "dflash")
 """Methods whose drafter was trained for blocks of one size."""
@@ -82,6 +84,8 @@ def before_pods(
         method=method,
         runner=runner or expected_runner(server, device, method),
         device=device,
+        backend=server.attention_backend and server.attention_backend.upper(),
+        graph_mode=asked_graph_mode(server, device),
         layout="data" if server.data_parallel_size > 1 else None,
         random=spec.load.sampling.temperature > 0,
     )
@@ -94,7 +98,7 @@ def before_pods(
         _not_serving(server, spec, tables),
         model_runner(server, where),
         method_and_schedule(where, matrix, tables),
-        _graph_mode(spec, server, where),
+        graph_mode(where, matrix, tables, server, spec.policy.graph_mode),
         _speculative(spec, server, version),
         _block_size(spec, where, drafter_block),
         _token_budget(spec, server),
@@ -230,30 +234,6 @@ def _not_serving(server: ServerFacts, spec: Spec, tables: Mapping[str, Effective
         said = f"{', '.join(same)} is the serving schedule and is not launched twice"
         return passes("newSchedule", said, "HoldsWithNotes")
     return passes("newSchedule", "no candidate is the serving schedule")
-
-
-def _graph_mode(spec: Spec, server: ServerFacts, where: Surroundings) -> Gate:
-    gate, policy = "graphMode", spec.policy.graph_mode
-    if server.enforce_eager or where.device == "cpu" or server.graph_mode == "NONE":
-        why = "enforce-eager is set" if server.enforce_eager else "there is no GPU or mode is NONE"
-        return not_applicable(gate, "NoGraphs", f"no CUDA graphs: {why}")
-    if where.device == "unknown":
-        return unknown(
-            gate,
-            "GpuNotNamed",
-            f"container {server.container}: {server.gpus_untold}; whether CUDA graphs are used, "
-            "the launches decide; to know before, ask for the GPU in resources.limits",
-        )
-    if where.runner != "V1":
-        return not_applicable(gate, "SeenAtLaunch", "launches tell the resolved CUDA graph mode")
-    said = "on model runner V1 a schedule forces CUDA graph mode PIECEWISE"
-    if policy == "Report":
-        return passes(gate, f"{said}; the verdict is by goodput", "DowngradeExpected")
-    return fails(
-        gate,
-        "GraphsLostToSchedule",
-        f"{said}, which spec.policy.graphMode {policy} forbids; use model runner V2, or Report",
-    )
 
 
 def _block_size(spec: Spec, where: Surroundings, block: int | None) -> Gate:
@@ -431,6 +411,8 @@ def load_fits(spec: Spec, server: ServerFacts, tables: Mapping[str, EffectiveTab
             f"how many tokens candidate {', '.join(differs)} in flight drafts is not known: "
             f"{_DEFAULT_BATCH}",
         )
+    if (beyond_search := search_contexts_fit(spec, limit)) is not None:
+        return beyond_search
     beyond = [point for point in spec.load.points if point > server.max_num_seqs]
     if beyond:
         default = "" if server.max_num_seqs_given else f" ({_DEFAULT_BATCH})"

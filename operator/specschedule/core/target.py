@@ -61,6 +61,9 @@ class ServerFacts(Value):
     """Adapters that a serving pod lists now; None where none could be asked."""
     graph_mode: str | None = None
     """cudagraph_mode that the arguments ask for."""
+    optimization_level: int | None = 2
+    """Optimization level, which stands for a cudagraph_mode where none is asked for; None where it
+    is none that is known."""
     attention_backend: str | None = None
     """Attention backend that the arguments pin."""
     quantization: str | None = None

@@ -9,7 +9,7 @@ from math import inf, log
 from specschedule.core import eprocess
 from specschedule.core.arms import PIECEWISE
 from specschedule.core.bands import band_of
-from specschedule.core.compare import NONE, Evidence, Place, measured, mixed, to_share
+from specschedule.core.compare import INCUMBENT, NONE, Evidence, Place, measured, mixed, to_share
 from specschedule.core.evidence import Cell, Launch, Profile
 from specschedule.core.schedule import Band
 from specschedule.core.spec import Candidate, Metric
@@ -33,6 +33,7 @@ def tax_table(evidence: Evidence, candidate: Candidate) -> list[Tax]:
                 found.extend(_stable(evidence, arm, band, place))
     found.extend(_crossings(evidence, arm, candidate.schedule, rate))
     found.extend(_changes(evidence, arm, candidate.schedule))
+    found.extend(_bursts(evidence, arm, candidate.schedule, rate))
     return found
 
 
@@ -192,6 +193,34 @@ def _changes(evidence: Evidence, arm: str, rows: Sequence[Sequence[int]]) -> lis
         for boundary, differences in sorted(found.items())
         if (band := band_of(rows, boundary, None)) is not None
     ]
+
+
+def _bursts(
+    evidence: Evidence, arm: str, rows: Sequence[Sequence[int]], rate: Metric
+) -> Iterable[Tax]:
+    """Yield what the candidate gains or loses in bursts, the first pass left out."""
+
+    def swings(launch: Launch) -> dict[tuple[int, int], float]:
+        return {
+            (cell.profile.floor, cell.profile.peak): value
+            for cell in evidence.cells(launch, "burst")
+            if cell.profile.floor is not None and cell.profile.peak is not None
+            if cell.profile.pass_ != 1 and (value := measured(cell, rate)) is not None
+        }
+
+    for between in sorted({each for launch in evidence.of(arm) for each in swings(launch)}):
+
+        def compare(a: Launch, b: Launch, between: tuple[int, int] = between) -> float | None:
+            ours, theirs = swings(a).get(between), swings(b).get(between)
+            if ours is None or not theirs:
+                return None
+            return log(ours / theirs) if ours else -inf
+
+        floor, peak = between
+        differences, band = evidence.apart(arm, INCUMBENT, compare), band_of(rows, peak, None)
+        if differences and band is not None:
+            text = f"bursts from {floor} in flight to {peak} and back, against the incumbent"
+            yield _tax(evidence, arm, band, Place(rate, peak), "burst", differences, text)
 
 
 def _against_stable(cell: Cell) -> float | None:

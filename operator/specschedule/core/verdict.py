@@ -197,7 +197,9 @@ class Tax(Value):
     zero against none; freeZero: none against the candidate, what a free K=0 would return;
     crossing and firstPass: windows across the boundary against the mean of both sides; firstPass is
     the first time that the launch went above it; crossingSteps: engine steps at a change of K
-    against stable ones of the same K, where the engine carries the recorder."""
+    against stable ones of the same K, where the engine carries the recorder; burst: the candidate
+    against the incumbent while the batch fills to the highest load point and drains to the
+    lowest, later passes only."""
     metric: Metric | None = None
     """What was compared: throughput, where tokens were counted. Absent where steps were compared
     (crossingSteps), and in older records, which compared goodput."""

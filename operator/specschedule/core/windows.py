@@ -183,6 +183,8 @@ def windows(
             for depth in depths(spec, arm)[0]
         )
     found.extend(_open(spec, arm, round, base, swing, trace))
+    if first or effort is Effort.THOROUGH:
+        found.extend(_bursts(spec, arm, round, base))
     outputs = Window(
         cell=f"r{round}-equivalence-s{spec.experiment.seed}",
         profile=Profile(kind="equivalence", steps=_staircase(spec, arm.max_num_seqs)),
@@ -234,11 +236,7 @@ def _staircase(spec: Spec, max_num_seqs: int) -> list[list[int]]:
     A band is entered at its largest load point, else where it begins. Half as many prompts again
     as a step up needs join while others leave.
     """
-    tables = [
-        effective(c.schedule, max_tokens=c.largest_tokens, max_num_seqs=max_num_seqs)
-        for c in spec.candidates
-    ]
-    ends = sorted({band.last for table in tables for band in table.bands()})
+    ends = _ends(spec, max_num_seqs)
     levels = [
         max([first, *(min(at, max_num_seqs) for at in spec.load.points if first <= at <= last)])
         for first, last in zip([1, *(end + 1 for end in ends)], [*ends[:-1], inf], strict=False)
@@ -248,6 +246,35 @@ def _staircase(spec: Spec, max_num_seqs: int) -> list[list[int]]:
         for before, level in zip([0, *levels], levels, strict=False)
     ]
     return up + [[level, PROMPTS_DOWN] for level in reversed(levels[:-1])]
+
+
+def _ends(spec: Spec, max_num_seqs: int) -> list[int]:
+    """Return where the bands of the candidates end, by batch size, rising."""
+    tables = [
+        effective(c.schedule, max_tokens=c.largest_tokens, max_num_seqs=max_num_seqs)
+        for c in spec.candidates
+    ]
+    return sorted({band.last for table in tables for band in table.bands()})
+
+
+def _bursts(spec: Spec, arm: Arm, round: int, seed: int) -> Iterable[Window]:
+    """Yield bursts through every boundary that lies between the load points: the first, and more.
+
+    Every arm has them, so that what a schedule loses while a batch fills and drains is told from
+    what any arm does.
+    """
+    floor, peak = min(spec.load.points), max(spec.load.points)
+    crossed = any(floor <= end < peak for end in _ends(spec, arm.max_num_seqs))
+    if spec.experiment.effort is Effort.QUICK or not crossed:
+        return
+    for number in (1, 2):
+        yield Window(
+            cell=f"r{round}-burst{peak}-p{number}-s{seed}",
+            profile=Profile(kind="burst", floor=floor, peak=peak, pass_=number),
+            tokens=None if arm.boundaries() else arm.tokens(1),
+            seed=seed,
+            requests=spec.load.requests,
+        )
 
 
 def _open(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from functools import lru_cache
 from math import isfinite
 from typing import NamedTuple
 
@@ -104,8 +105,9 @@ def digest_of_trace(text: str) -> str:
     return DIGEST + hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+@lru_cache(maxsize=16)
 def trace_facts(text: str, name: str) -> Trace:
-    """Return what a plan must know of a trace.
+    """Return what a plan must know of a trace; the operator asks at every look at a run.
 
     Args:
         text: Its lines.
@@ -198,3 +200,30 @@ def contexts_fit(spec: Spec, max_model_len: int | None) -> Gate | None:
                     f"are more than max_model_len {max_model_len}",
                 )
     return None
+
+
+def search_contexts_fit(spec: Spec, max_model_len: int | None) -> Gate | None:
+    """Name contexts of the search that the server cannot have; None where there are none.
+
+    A screen leaves them out by itself; with none left there would be nothing to measure.
+
+    Args:
+        spec: The question.
+        max_model_len: Longest sequence of the server; None when unknown.
+    """
+    asked = spec.search.contexts if spec.search else []
+    answer = spec.load.output_tokens
+    beyond = [
+        context
+        for context in asked
+        if max_model_len is not None and prompt_of(context, spec.load) + answer > max_model_len
+    ]
+    if not beyond:
+        return None
+    said = (
+        f"spec.search.contexts {beyond} need prompts that with outputTokens {answer} are more than "
+        f"max_model_len {max_model_len}"
+    )
+    if beyond == asked:
+        return fails("load", "BeyondModelLength", f"{said}, and no other is asked for")
+    return passes("load", f"{said}: the screen leaves them out", "ContextsLeftOut")

@@ -8,6 +8,8 @@ from specschedule.core.target import ServerFacts, Unreadable
 from specschedule.vllm_facts.editing import ArgumentEdit, edited_container, with_speculative
 from specschedule.vllm_facts.flags import (
     COMPILATION,
+    DEFAULT_LEVEL,
+    LEVELS,
     Flag,
     FlagError,
     config_file_tokens,
@@ -174,6 +176,7 @@ def _facts(
         enforce_eager=switch("--enforce-eager") or False,
         async_scheduling=switch("--async-scheduling"),
         enable_lora=switch("--enable-lora") or False,
+        optimization_level=_level(text("--optimization-level")),
         graph_mode=_text(compilation.get("cudagraph_mode")),
         attention_backend=text("--attention-backend") or _text(attention.get("backend")),
         quantization=text("--quantization"),
@@ -233,6 +236,13 @@ def _events_to(config: Mapping[str, Any]) -> str | None:
     if publishes != "zmq" or re.search(r"[*]|::|^(ipc|inproc)://", address):
         return None
     return address
+
+
+def _level(written: str | None) -> int | None:
+    """Return an optimization level; None where it is none of vLLM 0.32's."""
+    if written is None:
+        return DEFAULT_LEVEL
+    return int(written) if written in LEVELS else None
 
 
 def _text(value: object) -> str | None:

@@ -46,6 +46,10 @@ ALIASES = {
     "-tp": "--tensor-parallel-size",
 }
 
+LEVELS = ("0", "1", "2", "3")
+DEFAULT_LEVEL = 2
+"""Optimization levels of vLLM 0.32."""
+
 READ = {
     SPECULATIVE,
     *SPECULATIVE_PARTS,
@@ -63,6 +67,7 @@ READ = {
     "--max-model-len",
     "--max-num-batched-tokens",
     "--max-num-seqs",
+    "--optimization-level",
     "--pipeline-parallel-size",
     "--port",
     "--quantization",
@@ -196,6 +201,8 @@ def scan(tokens: Sequence[Token]) -> list[Flag]:
 
 def _flag(tokens: Sequence[Token], at: int) -> Flag:
     token = tokens[at]
+    if level := _level(tokens, at):
+        return level
     written, equals, value = token.text.partition("=")
     if token.unknown and not equals:
         raise FlagError(f"{token.text} is not known and may hold arguments")
@@ -216,6 +223,16 @@ def _flag(tokens: Sequence[Token], at: int) -> Flag:
     if following.unknown and name in READ:
         raise FlagError(f"the value of {written} is {following.text}, which is not known")
     return Flag(name, written, following.text, at, at + 1, tuple(path), following.unknown)
+
+
+def _level(tokens: Sequence[Token], at: int) -> Flag | None:
+    """Return -O2, -O=2 or -O 2, which vLLM rewrites; None for any other flag."""
+    text, following = tokens[at].text, tokens[at + 1].text if at + 1 < len(tokens) else ""
+    if not text.startswith("-O") or (text == "-O" and following not in LEVELS):
+        return None
+    last = at + (text == "-O")
+    value = following if text == "-O" else text[2:].removeprefix("=")
+    return Flag("--optimization-level", text[:2], value, at, last, (), tokens[last].unknown)
 
 
 def canonical(name: str) -> str:

@@ -4,11 +4,13 @@ Read in vLLM 0.32.0 and 0.33.0 (``v1/worker/gpu_model_runner.py``, ``v1/worker/g
 ``config/vllm.py``). The first row that matches answers, so exceptions stand before rules.
 """
 
-from specschedule.core.matrix import Device, MatrixRow
+from specschedule.core.matrix import Device, GraphMode, MatrixRow
 
 _BOTH = ["0.32.0", "0.33.0"]
 _OWN: list[Device] = ["cpu", "cuda", "rocm"]
 """Devices of vLLM's own model runners; plugins for others bring theirs."""
+
+_FULL: list[GraphMode] = ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
 
 ROWS: tuple[MatrixRow, ...] = (
     MatrixRow(
@@ -75,6 +77,26 @@ ROWS: tuple[MatrixRow, ...] = (
         effect="LosesGraphs",
         symptom="a schedule switches off the token padding that full graphs need there: at 16 in "
         "flight others kept a third of the throughput",
+    ),
+    MatrixRow(
+        id="v1-piecewise",
+        tested=_BOTH,
+        devices=["cuda", "rocm"],
+        runners=["V1"],
+        graph_modes=_FULL,
+        effect="LosesGraphs",
+        symptom="on model runner V1 a schedule forces CUDA graph mode PIECEWISE",
+    ),
+    MatrixRow(
+        id="single-token-decode-graphs",
+        tested=["0.32.0"],
+        backends=["FLASHINFER", "CUTLASS_MLA", "HPC_ATTN"],
+        devices=["cuda"],
+        graph_modes=_FULL,
+        effect="MayLoseGraphs",
+        symptom="this attention backend has full CUDA graphs for one token per request only "
+        "(FLASHINFER where it has no TRT-LLM decode kernels, the others always): with a schedule "
+        "or without, speculation takes PIECEWISE, and the control without speculation does not",
     ),
     MatrixRow(
         id="custom-class",
