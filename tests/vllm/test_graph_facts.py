@@ -66,5 +66,5 @@ def test_backends_with_full_graphs_for_one_token_only_are_in_the_matrix(
     named = {backend for row in matrix.ROWS for backend in row.backends}
     assert said["files"] > 10
     assert named <= set(said["single"])
-    # The file of FLASH_ATTN_MLA says it of its class for XPUs only.
-    assert set(said["single"]) - named == {"FLASH_ATTN_MLA"}
+    # FLASH_ATTN_MLA says it of its class for XPUs, HPC_ATTN of launches without speculation.
+    assert set(said["single"]) - named == {"FLASH_ATTN_MLA", "HPC_ATTN"}

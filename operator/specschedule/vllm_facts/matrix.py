@@ -90,12 +90,12 @@ ROWS: tuple[MatrixRow, ...] = (
     MatrixRow(
         id="single-token-decode-graphs",
         tested=["0.32.0"],
-        backends=["FLASHINFER", "CUTLASS_MLA", "HPC_ATTN"],
+        backends=["FLASHINFER", "CUTLASS_MLA"],
         devices=["cuda"],
         graph_modes=_FULL,
         effect="MayLoseGraphs",
         symptom="this attention backend has full CUDA graphs for one token per request only "
-        "(FLASHINFER where it has no TRT-LLM decode kernels, the others always): with a schedule "
+        "(FLASHINFER where it has no TRT-LLM decode kernels, CUTLASS_MLA always): with a schedule "
         "or without, speculation takes PIECEWISE, and the control without speculation does not",
     ),
     MatrixRow(
