@@ -2,7 +2,7 @@
 
 import socket
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -44,6 +44,7 @@ def config(graphs="FULL_AND_PIECEWISE"):
         speculative_config=SimpleNamespace(
             num_speculative_tokens=4,
             num_speculative_tokens_per_batch_size=[(1, 2, 4), (3, 16, 0)],
+            draft_model_config=SimpleNamespace(revision="def", quantization=None),
         ),
         compilation_config=SimpleNamespace(cudagraph_mode=mode(graphs)),
         model_config=SimpleNamespace(enforce_eager=False),
@@ -80,6 +81,7 @@ def test_the_first_runner_tells_what_its_dispatcher_resolved() -> None:
         "graphMode": "PIECEWISE",
         "capturedSizes": [1, 8],
         "attentionBackend": "FLASH_ATTN, TRITON_ATTN",
+        "drafterRevision": "def",
         "drafterClass": "DraftModelProposer",
         "asyncScheduling": True,
         "schedule": [[1, 2, 4], [3, 16, 0]],
@@ -87,6 +89,23 @@ def test_the_first_runner_tells_what_its_dispatcher_resolved() -> None:
         "enforceEager": False,
     }
     assert Receipt.model_validate(facts).captured_sizes == [1, 8]
+
+
+@pytest.mark.parametrize(
+    ("version", "built", "told"),
+    [
+        ("0a1b2c3", "unknown", "0a1b2c3"),
+        (None, "fffffff", "fffffff"),
+        (None, "unknown", None),
+    ],
+)
+def test_the_commit_is_told_where_the_build_knows_it(monkeypatch, version, built, told) -> None:
+    fake = ModuleType("vllm")
+    fake._version = SimpleNamespace(__commit_id__=version)
+    fake.envs = SimpleNamespace(VLLM_BUILD_COMMIT=built)
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    facts = worker_facts(SimpleNamespace())
+    assert facts.get("engineCommit") == told
 
 
 def test_a_dispatcher_that_never_made_its_keys_does_not_speak_for_the_mode() -> None:

@@ -15,6 +15,7 @@ from specschedule.engine.planner import (
     booted,
     check_prepared,
     mean_context,
+    past_prefill,
 )
 from specschedule.engine.proof import ENOUGH, PATIENCE, Proof
 from specschedule.engine.ring import Ring
@@ -50,7 +51,8 @@ def output(scheduled, drafts=(), finished=()):
 )
 def test_the_context_is_the_mean_of_those_past_prefill(why, requests, mean) -> None:
     named = {str(at): each for at, each in enumerate(requests)}
-    assert mean_context(named.keys(), named) == mean, why
+    decoding = past_prefill(named.keys(), named)
+    assert mean_context(named.keys(), named, decoding) == mean, why
 
 
 def test_prefills_count_for_the_batch_size_and_not_for_the_context() -> None:

@@ -293,6 +293,38 @@ CASES = {
         "QueuesBeyondBatch",
         "--max-num-seqs is not given",
     ),
+    "a log level among the arguments": (
+        spec(),
+        target(log_level="error"),
+        "logLevel",
+        "Unknown",
+        "LogLevelHidesWarnings",
+        "hide",
+    ),
+    "logging that the arguments leave alone": (
+        spec(),
+        target(configure_logging=False),
+        "logLevel",
+        "Unknown",
+        "LogLevelHidesWarnings",
+        "hide",
+    ),
+    "logging that a file among the arguments configures": (
+        spec(),
+        target(log_config_file="/etc/logging.json"),
+        "logLevel",
+        "Unknown",
+        "LoggingConfigNotRead",
+        "an argument names a file",
+    ),
+    "logging that a file may configure": (
+        spec(),
+        target(unread=["VLLM_LOGGING_CONFIG_PATH"]),
+        "logLevel",
+        "Unknown",
+        "EnvironmentNotRead",
+        "VLLM_LOGGING_CONFIG_PATH",
+    ),
     "logging that a file configures": (
         spec(),
         target(environment={"VLLM_LOGGING_CONFIG_PATH": "/etc/logging.json"}),
@@ -372,6 +404,32 @@ CASES = {
         "Pass",
         "HoldsWithNotes",
         "a is the serving schedule",
+    ),
+    "a schedule that is spelt in two ways": (
+        spec(
+            candidates=[
+                {"name": "a", "schedule": [[1, 2, 5], [3, 16, 2]]},
+                {"name": "b", "schedule": [[1, 2, 5], [3, 8, 2], [9, 16, 2]]},
+            ]
+        ),
+        target(),
+        "newSchedule",
+        "Pass",
+        "HoldsWithNotes",
+        "b is the same schedule as a: not launched twice",
+    ),
+    "one table with room for more tokens is another schedule": (
+        spec(
+            candidates=[
+                {"name": "a", "schedule": [[1, 16, 2]]},
+                {"name": "b", "schedule": [[1, 16, 2]], "maxTokens": 5},
+            ]
+        ),
+        target(),
+        "newSchedule",
+        "Pass",
+        "Holds",
+        "",
     ),
     "the serving rows with another largest K are something new": (
         spec(),

@@ -51,6 +51,25 @@ def test_a_fact_that_one_arm_does_not_tell_is_unknown(gate):
     assert "candidate-card" in found.message
 
 
+SERVING = {
+    "what serves": (["sha256:a"], "Pass", "in every arm and in serving"),
+    "another build under the same tag": (["sha256:old"], "Fail", "image sha256:old, every arm"),
+    "pods of two builds": (["sha256:a", "sha256:old"], "Fail", "sha256:a, sha256:old"),
+    "pods that do not tell": ([], "Unknown", "no serving pod"),
+    "no pod to ask": (None, "Pass", "in every arm"),
+}
+
+
+@pytest.mark.parametrize("claim", SERVING)
+def test_the_arms_image_is_held_against_the_one_that_serves(claim):
+    serving, verdict, words = SERVING[claim]
+    found = {
+        each.gate: each for each in between_arms(spec(), arms(), SERVER, serving_images=serving)
+    }
+    assert found["imageId"].answer == verdict
+    assert words in found["imageId"].message
+
+
 def test_without_any_gpu_the_gate_does_not_apply():
     launches = [launch(arm, gpu=None) for arm in ("incumbent", "candidate-card", "none")]
     assert answer("gpu", launches).answer == "NotApplicable"
@@ -76,6 +95,10 @@ def test_a_gpu_that_may_be_there_without_being_asked_for_must_be_told():
 def test_none_may_differ_in_runner_backend_and_scheduling_but_not_in_image():
     other = launch("none", model_runner="V1", attention_backend="X", async_scheduling=False)
     assert blocking(between_arms(spec(), arms(none=other), SERVER)) is None
+    told = answer("modelRunner", arms(none=other))
+    assert (told.answer, told.reason) == ("Pass", "DiffersReported")
+    assert "V2 in every arm that must agree" in told.message
+    assert "V1 (none)" in told.message
     assert answer("imageId", arms(none=launch("none", image_id="sha256:b"))).answer == "Fail"
 
 
@@ -359,6 +382,7 @@ def test_adaptive_verification_may_run_on_another_runner_and_drafts_what_it_like
     }
     launches = arms(**others, adaptive=launch("adaptive", varying, **facts))
     assert blocking(between_arms(spec(), launches, SERVER)) is None
+    assert "differs as declared: V2 (adaptive)" in answer("modelRunner", launches).message
     drafts_in_vain = launch("adaptive", [cell(8, None, per_draft=2.4, share=0.01)], **facts)
     assert answer("acceptance", arms(adaptive=drafts_in_vain)).answer == "Fail"
 

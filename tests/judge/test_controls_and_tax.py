@@ -70,6 +70,19 @@ def test_a_better_candidate_stands_against(
     assert (answer.outcome, answer.recommendation) == ("Promoted", ""), claim
 
 
+def test_6_a_drafter_that_ignores_k0_is_judged_against_no_speculation_and_not_by_counters() -> None:
+    run = Run(spec_of(schedule=((1, 2, 2), (3, 16, 0)), points=(1, 8), improve=AT_8))
+    for number in (1, 2, 3):
+        run.add("incumbent", number, [cell(1, 40.0), cell(8, 100.0, tokens=2)])
+        # At 8 in flight nothing is drafted by the counters, and all is paid for all the same.
+        run.add("candidate-card", number, [cell(1, 40.0, tokens=2), cell(8, 100.0, tokens=0)])
+    run.add("none", 3, [cell(1, 30.0, tokens=0), cell(8, 115.0, tokens=0)])
+    answer = run.judge()
+    assert answer.outcome == "NotPromoted"
+    (row,) = [tax for tax in answer.tax if (tax.what, tax.at) == ("fromNone", 8)]
+    assert (row.tokens, row.change) == (0, pytest.approx(100 / 115 - 1, abs=2e-3))
+
+
 def test_that_none_was_not_measured_is_said() -> None:
     assert "NoneNotMeasured" in {note.reason for note in with_controls({}).notes}
 

@@ -1,6 +1,7 @@
 """The command that serves, read and edited as a container's would be."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,20 @@ def test_another_installation_has_another_name(tmp_path: Path) -> None:
     upgraded = command.installed()
     program.write_text("#!/bin/sh")
     assert len({before, upgraded, command.installed()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "block"), [('{"block_size": 7}', 7), ("{}", None), ("no JSON", None), (None, None)]
+)
+def test_the_drafters_own_files_tell_its_block_size(
+    tmp_path: Path, text: str | None, block: int | None
+) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    config = {"method": "dspark", "model": str(tmp_path), "num_speculative_tokens": 9}
+    command = Command(
+        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "m",
+         "--speculative-config", json.dumps(config)],
+        {},
+    )  # fmt: skip
+    assert command.target().drafter_block == block

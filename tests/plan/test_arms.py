@@ -103,6 +103,17 @@ def test_a_candidate_whose_table_equals_the_incumbents_is_not_launched(
     assert ("equals the incumbent's" in candidate.why) is same
 
 
+def test_a_candidate_that_is_spelt_in_two_ways_is_launched_once() -> None:
+    twice = [
+        {"name": "card", "schedule": [[1, 2, 5], [3, 16, 2]]},
+        {"name": "again", "schedule": [[1, 2, 5], [3, 8, 2], [9, 16, 2]]},
+        {"name": "other", "schedule": [[1, 2, 5], [3, 16, 1]]},
+    ]
+    ways = found(spec_of(candidates=twice))
+    same = {name: ways[f"candidate-{name}"].same_as for name in ("card", "again", "other")}
+    assert same == {"card": None, "again": "candidate-card", "other": None}
+
+
 def test_the_same_k_on_the_dynamic_path_is_not_the_same_thing() -> None:
     assert found(spec_of(rows=[[1, 16, 5]]))["candidate-card"].same_as is None
 

@@ -314,6 +314,20 @@ def test_a_gate_that_fails_ends_the_run_before_more_gpus_are_spent():
     assert (of.pods, of.visits, of.writes()) == ({}, {}, [])
 
 
+def test_25_a_tag_that_moved_since_the_target_was_rolled_out_ends_the_run():
+    of = world()
+    of.images = dict.fromkeys(("incumbent", "candidate-card", "none"), "sha256:b")
+    status = run(of)
+    assert (status["outcome"], status["reason"]) == ("NotPromoted", "NotTheServingImage")
+    assert (
+        "serving pods run image sha256:a, every arm was launched with sha256:b"
+        in (status["message"])
+    )
+    assert len(of.launched()) == 1
+    settle(of)
+    assert of.writes() == []
+
+
 def test_a_target_edited_by_others_voids_the_evidence():
     of = world()
     run(of, until=over(3))

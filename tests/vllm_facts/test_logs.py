@@ -159,6 +159,32 @@ def test_cpu_has_one_backend_and_no_graphs():
     assert (facts.attention_backend, facts.graph_mode) == ("CPU_ATTN", "NONE")
 
 
+CACHE = "/c/flashinfer_autotune_cache/0.6.14/103a/" + "82dc49d0" * 8
+STARTS = "2026-08-06 21:07:57,815 - INFO - autotuner.py:651 - flashinfer.jit: [Autotuner]: "
+AUTOTUNED = {
+    "nothing to load": ([], False, 1),
+    "the results of another launch": ([f"[Autotuner]: Loaded 10 configs from {CACHE}"], True, 0),
+    "an empty file": ([f"[Autotuner]: Loaded 0 configs from {CACHE}"], False, 1),
+}
+
+
+@pytest.mark.parametrize("claim", AUTOTUNED)
+def test_a_launch_that_autotuned_is_not_taken_for_warm(claim):
+    loaded, warm, notes = AUTOTUNED[claim]
+    facts = read_log(
+        started(
+            "Directly load AOT compilation from path /c/x",
+            f"Using FlashInfer autotune cache file: {CACHE}/autotune_configs_dp0_rank0.json",
+            *loaded,
+            f"{STARTS}Autotuning process starts ...",
+            f"{STARTS}Autotuning process ends",
+        )
+    )
+    assert facts.autotune_hash == "82dc49d0" * 8
+    assert facts.caches_warm is warm
+    assert len([note for note in facts.notes if note.startswith("Tuned: ")]) == notes
+
+
 def test_other_lines():
     facts = read_log(
         started(
@@ -328,12 +354,14 @@ INFO = {
             "model": "org/d",
             "num_speculative_tokens": 4,
             "num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 16, 0]],
+            "revision": None,
+            "draft_model_config": {"revision": "def", "quantization": "fp8"},
         },
         "model_config": {"model": "org/m", "revision": "abc", "quantization": None},
         "scheduler_config": {"async_scheduling": True},
         "compilation_config": {"cudagraph_mode": [2, 1]},
     },
-    "vllm_env": {"VLLM_USE_V2_MODEL_RUNNER": "1"},
+    "vllm_env": {"VLLM_USE_V2_MODEL_RUNNER": "1", "VLLM_BUILD_COMMIT": "0a1b2c3"},
     "system_env": {"torch_version": "2.13.0"},
 }
 
@@ -350,6 +378,10 @@ def test_a_receipt_takes_each_fact_from_who_knows_it():
     assert receipt.graph_mode == "PIECEWISE"
     assert receipt.kv_cache_tokens == 74_880
     assert (receipt.model, receipt.model_revision, receipt.drafter) == ("org/m", "abc", "org/d")
+    assert (receipt.drafter_revision, receipt.drafter_quantization) == ("def", "fp8")
+    assert receipt.engine_commit == "0a1b2c3"
+    unknown = INFO | {"vllm_env": {"VLLM_BUILD_COMMIT": "unknown"}}
+    assert read_receipt(server_info=unknown).engine_commit is None
     assert receipt.torch_version == "2.13.0"
 
 

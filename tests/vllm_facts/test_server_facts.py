@@ -23,6 +23,18 @@ FACTS = {
     "optimization, joined by an equals sign": (vllm("-O=3"), {"optimization_level": 3}),
     "optimization apart": (vllm("-O", "1", "--port", "9"), {"optimization_level": 1, "port": 9}),
     "an optimization level that is none": (vllm("-Ofast"), {"optimization_level": None}),
+    "logging by its whole config": (
+        vllm("--logging-config", '{"log_level": "ERROR", "configure_logging": false}'),
+        {"log_level": "ERROR", "configure_logging": False, "log_config_file": None},
+    ),
+    "logging by parts": (
+        vllm("--logging-config.pylogging_config_file", "/l.json", "--log-level=DEBUG"),
+        {"log_level": "DEBUG", "configure_logging": True, "log_config_file": "/l.json"},
+    ),
+    "logging by its own flags": (
+        vllm("--log-config-file", "/l.json"),
+        {"log_level": None, "log_config_file": "/l.json"},
+    ),
     "human sizes": (
         vllm("--max-model-len", "8k", "--max-num-batched-tokens", "8K"),
         {"max_model_len": 8000, "max_num_batched_tokens": 8192},

@@ -121,6 +121,8 @@ REASONS: dict[str, str] = {
     "BenchBroken": "The bench shows an effect where none can be; the message names the suspect.",
     "ArmsNotComparable": "The arms did not do the same work, or not on the same engine.",
     "Differs": "A fact that must be equal differs between the arms.",
+    "NotTheServingImage": "The arms were launched from another image than serving pods run.",
+    "ServingNotRead": "No serving pod tells what must be compared with the arms.",
     "KvConnectorShares": "The target's KV connector brings KV from other servers; whether it serves"
     " whole requests is not known.",
     "EnvironmentNotRead": "A variable of the target that decides is not known here; write its"

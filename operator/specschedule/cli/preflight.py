@@ -1,6 +1,5 @@
 """``specschedule preflight``: the gates that need no pod."""
 
-import json
 import re
 import sys
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ from specschedule.core.schedule import ScheduleError, parse
 from specschedule.core.stand_in import stand_in
 from specschedule.core.target import ServerFacts
 from specschedule.vllm_facts import matrix
-from specschedule.vllm_facts.drafter import block_size
+from specschedule.vllm_facts.drafter import block_in
 
 _VERSION = re.compile(r"v?\d+\.\d+\.\d+\S*$")
 
@@ -146,10 +145,9 @@ def _drafter_block(path: str | None) -> int | None:
         return None
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
-        config = json.loads(_read(str(file)) or "")
+        block = block_in(_read(str(file)) or "")
     except ValueError as error:
         raise BadInput(f"--drafter {file}: not JSON: {error}") from error
-    block = block_size(config) if isinstance(config, dict) else None
     if block is None:
         raise BadInput(f"--drafter {file}: names no block_size")
     return block

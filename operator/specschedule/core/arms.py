@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from specschedule.core.alike import twins
 from specschedule.core.compare import INCUMBENT, NONE, TWIN
-from specschedule.core.schedule import EffectiveTable, effective, speculative_config
+from specschedule.core.schedule import ROWS, EffectiveTable, effective, speculative_config
 from specschedule.core.spec import Candidate, Effort, Spec
 from specschedule.core.target import ServerFacts
 from specschedule.core.values import Value
@@ -15,7 +16,6 @@ ADAPTIVE = "adaptive"
 PIECEWISE = "piecewise-"
 """Head of the arms that run a static K in the graph mode which a schedule forces on runner V1."""
 ADAPTIVE_KEY = "enable_adaptive_verification"
-ROWS = "num_speculative_tokens_per_batch_size"
 
 
 class Arm(Value):
@@ -113,7 +113,7 @@ def _arms(spec: Spec, server: ServerFacts, version: str | None) -> list[Arm]:
         why="what serves now: gains and losses are against it, and its relaunches show the noise",
     )
     base = own if own is not None else (spec.speculative.plain() if spec.speculative else None)
-    candidates = [_candidate(c, base, server, incumbent) for c in spec.candidates]
+    candidates = _candidates(spec, base, server, incumbent)
     found = [incumbent, *candidates, _none(server, incumbent)]
     found.extend(_static(k, base, server, incumbent) for k in _statics(spec, incumbent, candidates))
     if spec.experiment.effort is Effort.QUICK:
@@ -135,26 +135,30 @@ def _arms(spec: Spec, server: ServerFacts, version: str | None) -> list[Arm]:
     return found
 
 
-def _candidate(
-    candidate: Candidate, base: dict[str, Any] | None, server: ServerFacts, incumbent: Arm
-) -> Arm:
-    rows = candidate.schedule
-    arm = Arm(
-        name=f"candidate-{candidate.name}",
-        speculative=speculative_config(base, max_tokens=candidate.largest_tokens, rows=rows),
-        schedule=candidate.schedule,
-        max_num_seqs=server.max_num_seqs,
-        why="the schedule that must show it is better",
-    )
-    theirs, ours = incumbent.table, arm.table
-    if theirs is not None and ours is not None and theirs.canonical == ours.canonical:
-        return arm.model_copy(
-            update={
-                "same_as": INCUMBENT,
-                "why": "its effective table equals the incumbent's: the same thing, not launched",
-            }
+def _candidates(
+    spec: Spec, base: dict[str, Any] | None, server: ServerFacts, incumbent: Arm
+) -> list[Arm]:
+    """Return the candidates; one that the engine would treat like an arm before is not launched."""
+    same = twins(spec.candidates, server)
+    found = []
+    for each in spec.candidates:
+        twin = None
+        if each.name in same:
+            other = same[each.name]
+            twin = INCUMBENT if other is None else f"candidate-{other}"
+        config = speculative_config(base, max_tokens=each.largest_tokens, rows=each.schedule)
+        arm = Arm(
+            name=f"candidate-{each.name}",
+            speculative=config,
+            schedule=each.schedule,
+            max_num_seqs=server.max_num_seqs,
+            same_as=twin,
+            why="the schedule that must show it is better"
+            if twin is None
+            else f"its effective table equals the {twin}'s: the same thing, not launched",
         )
-    return arm
+        found.append(arm)
+    return found
 
 
 def _none(server: ServerFacts, incumbent: Arm) -> Arm:

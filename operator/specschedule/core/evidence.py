@@ -263,6 +263,10 @@ class Receipt(Reading):
     """Its revision."""
     drafter: str | None = None
     """Drafter model, or the method where it has none."""
+    drafter_revision: str | None = None
+    """Its revision."""
+    drafter_quantization: str | None = None
+    """Its quantisation."""
     drafter_class: str | None = None
     """Class that drafts, in the worker."""
     adapters: list[str] | None = None

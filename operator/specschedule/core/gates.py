@@ -30,13 +30,20 @@ def without_speculation(server: ServerFacts) -> frozenset[str]:
     return frozenset({NONE, INCUMBENT, TWIN} if server.speculative is None else {NONE})
 
 
-def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) -> list[Gate]:
+def between_arms(
+    spec: Spec,
+    launches: Sequence[Launch],
+    server: ServerFacts,
+    *,
+    serving_images: Sequence[str] | None = None,
+) -> list[Gate]:
     """Answer every gate that the running arms can answer.
 
     Args:
         spec: The question.
         launches: Every launch of the run; void and failed ones do not count.
         server: The serving server, as it was when the run began.
+        serving_images: Image ids that its pods run; None where there is none to ask.
     """
     counted = [each for each in launches if each.void is None and each.failed is None]
     if not counted:
@@ -53,11 +60,12 @@ def between_arms(spec: Spec, launches: Sequence[Launch], server: ServerFacts) ->
     planned = [each for each in alike if each.arm not in adapts]
     if not planned:
         return [unknown("launches", "NoLaunch", "no launch of a drafting arm counts")]
+    free = [each for each in counted if each not in alike]
     answers = [
-        receipts.same(counted, "image_id"),
+        receipts.image_id(counted, serving_images),
         receipts.version(counted),
         receipts.gpu(counted, server),
-        *(receipts.same(alike, fact) for fact in receipts.SAME_WHERE_DRAFTING),
+        *(receipts.same(alike, fact, free) for fact in receipts.SAME_WHERE_DRAFTING),
         receipts.graph_mode(spec, counted, in_own_mode),
         receipts.graph_coverage(alike, server),
         kv_cache,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specschedule.core.alike import twins
 from specschedule.core.gate import (
     Gate,
     fails,
@@ -65,7 +66,7 @@ def before_pods(
         matrix: Rows of ``vllm_facts.matrix``.
         engine_version: vLLM's version, where it is known otherwise than from the image's tag.
         runner: Model runner of the serving engine, where its log was read.
-        drafter_block: Block size in the drafter's files, where they were read.
+        drafter_block: Block size in the drafter's files, where they were read beside the target.
         trace: What was read of the trace that the question names.
     """
     if isinstance(target, Unreadable):
@@ -95,12 +96,12 @@ def before_pods(
         _version(version, server),
         _data_parallel(server),
         _schedules(spec, server),
-        _not_serving(server, spec, tables),
+        _new(server, spec, tables),
         model_runner(server, where),
         method_and_schedule(where, matrix, tables),
         graph_mode(where, matrix, tables, server, spec.policy.graph_mode),
         _speculative(spec, server, version),
-        _block_size(spec, where, drafter_block),
+        _block_size(spec, where, drafter_block or target.drafter_block),
         _token_budget(spec, server),
         _second_source(server),
         _owner(spec, target),
@@ -207,33 +208,23 @@ def _schedules(spec: Spec, server: ServerFacts) -> Gate:
     return passes("schedule", "every candidate's schedule says what the engine will do")
 
 
-def _not_serving(server: ServerFacts, spec: Spec, tables: Mapping[str, EffectiveTable]) -> Gate:
+def _new(server: ServerFacts, spec: Spec, tables: Mapping[str, EffectiveTable]) -> Gate:
     """Refuse a run that could only compare the serving schedule with itself."""
-    config: Mapping[str, Any] = server.speculative or {}
-    largest = config.get("num_speculative_tokens")
-    rows = config.get("num_speculative_tokens_per_batch_size")
-    try:
-        serving = effective(rows, max_tokens=largest or 0, max_num_seqs=server.largest_batch)
-    except ScheduleError:
-        return passes("newSchedule", "no candidate is the serving schedule")
-    same = [
-        candidate.name
-        for candidate in spec.candidates
-        if candidate.name in tables
-        and tables[candidate.name].canonical == serving.canonical
-        and candidate.largest_tokens == largest
-    ]
-    if len(same) == len(spec.candidates):
+    gate = "newSchedule"
+    same = twins([each for each in spec.candidates if each.name in tables], server)
+    serving = [name for name, other in same.items() if other is None]
+    if serving and len(same) == len(spec.candidates):
         return fails(
-            "newSchedule",
+            gate,
             "AlreadyServing",
-            f"container {server.container} serves the schedule of {', '.join(same)} already; there "
-            "is nothing to find out",
+            f"container {server.container} serves the schedule of {', '.join(serving)} already; "
+            "there is nothing to find out",
         )
-    if same:
-        said = f"{', '.join(same)} is the serving schedule and is not launched twice"
-        return passes("newSchedule", said, "HoldsWithNotes")
-    return passes("newSchedule", "no candidate is the serving schedule")
+    said = [f"{name} is the serving schedule" for name in serving]
+    said += [f"{name} is the same schedule as {other}" for name, other in same.items() if other]
+    if said:
+        return passes(gate, f"{'; '.join(said)}: not launched twice", "HoldsWithNotes")
+    return passes(gate, "no candidate is the serving schedule, or another one")
 
 
 def _block_size(spec: Spec, where: Surroundings, block: int | None) -> Gate:
@@ -441,23 +432,32 @@ def _at(table: EffectiveTable, batch: int) -> list[int]:
 
 
 def _log_level(server: ServerFacts) -> Gate:
-    if server.environment.get("VLLM_LOGGING_CONFIG_PATH"):
+    gate, named = "logLevel", server.environment.get("VLLM_LOGGING_CONFIG_PATH")
+    asks = f"container {server.container}:"
+    if server.log_config_file or named:
+        which = "VLLM_LOGGING_CONFIG_PATH" if named else "an argument"
         return unknown(
-            "logLevel",
+            gate,
             "LoggingConfigNotRead",
-            f"container {server.container}: VLLM_LOGGING_CONFIG_PATH names a file that is not read "
-            "here: whether engine warnings will be seen, the logs of the launches decide; unset it "
-            "to know before",
+            f"{asks} {which} names a file of logging settings that is not read here: whether "
+            "engine warnings will be seen, the logs of the launches decide; unset it to know "
+            "before",
         )
-    level = server.environment.get("VLLM_LOGGING_LEVEL", "INFO").upper()
-    if level in ("ERROR", "CRITICAL") or server.environment.get("VLLM_CONFIGURE_LOGGING") == "0":
+    level = (server.log_level or server.environment.get("VLLM_LOGGING_LEVEL", "INFO")).upper()
+    configured = server.configure_logging and (
+        server.environment.get("VLLM_CONFIGURE_LOGGING") != "0"
+    )
+    if level in ("ERROR", "CRITICAL", "FATAL") or not configured:
         return unknown(
-            "logLevel",
+            gate,
             "LogLevelHidesWarnings",
-            f"container {server.container}: its logging settings hide engine warnings, such as a "
-            "schedule switched off; set VLLM_LOGGING_LEVEL to INFO",
+            f"{asks} its logging settings hide engine warnings, such as a schedule switched off; "
+            "set VLLM_LOGGING_LEVEL to INFO",
         )
-    if unread := server.unknown("VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING"):
+    settings = ["VLLM_LOGGING_LEVEL", "VLLM_CONFIGURE_LOGGING"]
+    # A file of settings is rare: only a reference by name speaks for one.
+    settings += [name for name in ("VLLM_LOGGING_CONFIG_PATH",) if name in server.unread]
+    if unread := server.unknown(*settings):
         said = f"{unread}; else the logs of the launches tell whether engine warnings are seen"
-        return unknown("logLevel", "EnvironmentNotRead", said)
-    return passes("logLevel", "engine warnings will be seen")
+        return unknown(gate, "EnvironmentNotRead", said)
+    return passes(gate, "engine warnings will be seen")

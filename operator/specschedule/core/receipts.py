@@ -167,15 +167,50 @@ def _listed(by_value: dict[object, list[str]]) -> str:
     return "; ".join(f"{value} ({', '.join(arms)})" for value, arms in by_value.items())
 
 
-def same(launches: Sequence[Launch], fact: str) -> Gate:
-    """Require that every launch tells a fact, and the same; the gate has the fact's name."""
+def same(launches: Sequence[Launch], fact: str, beside: Sequence[Launch] = ()) -> Gate:
+    """Require that every launch tells a fact, and the same; the gate has the fact's name.
+
+    Args:
+        launches: Launches that must agree.
+        fact: Name of the fact in a receipt.
+        beside: Launches that may differ, which is told.
+    """
     gate, what = to_camel(fact), (SAME_EVERYWHERE | SAME_WHERE_DRAFTING)[fact]
     by_value, silent = _told(launches, lambda receipt: getattr(receipt, fact))
     if len(by_value) > 1:
         return fails(gate, "Differs", f"{what} differs between arms: {_listed(by_value)}")
     if silent:
         return unknown(gate, "NotRead", f"{what} could not be read from {', '.join(silent)}")
-    return passes(gate, f"{what} is {next(iter(by_value))} in every arm", "Same")
+    ours = next(iter(by_value))
+    theirs, _ = _told(beside, lambda receipt: getattr(receipt, fact))
+    others = {value: arms for value, arms in theirs.items() if value != ours}
+    if others:
+        said = f"{what} is {ours} in every arm that must agree, and differs as declared"
+        return passes(gate, f"{said}: {_listed(others)}", "DiffersReported")
+    return passes(gate, f"{what} is {ours} in every arm", "Same")
+
+
+def image_id(counted: Sequence[Launch], serving: Sequence[str] | None) -> Gate:
+    """Require one image in every arm, and that it is what serves: a tag may have moved since.
+
+    Args:
+        counted: Launches of every arm.
+        serving: Image ids of the serving pods; None where there is none to ask.
+    """
+    gate = same(counted, "image_id")
+    if gate.answer != "Pass" or serving is None:
+        return gate
+    ours = str(counted[0].receipt.image_id)
+    if not serving:
+        return unknown(gate.gate, "ServingNotRead", "no serving pod tells the id of its image")
+    if set(serving) == {ours}:
+        return passes(gate.gate, f"image id is {ours} in every arm and in serving", "Same")
+    return fails(
+        gate.gate,
+        "NotTheServingImage",
+        f"serving pods run image {', '.join(serving)}, every arm was launched with {ours}: the tag "
+        "has moved; name the image by its digest, or roll the target out anew",
+    )
 
 
 def gpu(counted: Sequence[Launch], server: ServerFacts) -> Gate:

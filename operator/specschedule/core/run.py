@@ -382,7 +382,13 @@ class Run:
         return self.trials[0].spec.workload or Workload()
 
     def _between_arms(self, server: ServerFacts) -> list[Gate]:
-        return gates.between_arms(self.spec, [as_launch(t) for t in self.rounds], server)
+        target = self.observed.target
+        return gates.between_arms(
+            self.spec,
+            [as_launch(t) for t in self.rounds],
+            server,
+            serving_images=None if isinstance(target, Unreadable) else target.image_ids,
+        )
 
     def _better(
         self,

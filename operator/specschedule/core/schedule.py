@@ -18,6 +18,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+ROWS = "num_speculative_tokens_per_batch_size"
+"""Key of a speculative config that holds the rows."""
+
 EMPTY = "Empty"
 NOT_ROWS = "NotRows"
 WRONG_LENGTH = "WrongLength"
@@ -191,8 +194,13 @@ class EffectiveTable:
 
     @property
     def identity(self) -> str:
-        """Ten hex digits that name the table, equal exactly when ``canonical`` is."""
-        return hashlib.sha256(json.dumps(self.canonical).encode()).hexdigest()[:10]
+        """Ten hex digits that name what a launch runs: the table, and how many tokens at most.
+
+        The largest K counts where no batch size reaches it too: drafters that ignore K draft as
+        many, and the engine keeps room and captures graphs for them.
+        """
+        named = json.dumps([self.max_tokens, *self.canonical])
+        return hashlib.sha256(named.encode()).hexdigest()[:10]
 
     def _spans(self) -> Iterable[tuple[int, int, tuple[int, ...]]]:
         ends = [start - 1 for start in self.starts[1:]] + [self.max_num_seqs]
@@ -280,9 +288,9 @@ def speculative_config(
     config = dict(base or {})
     config["num_speculative_tokens"] = max_tokens
     if rows is None:
-        config.pop("num_speculative_tokens_per_batch_size", None)
+        config.pop(ROWS, None)
     else:
-        config["num_speculative_tokens_per_batch_size"] = [list(row) for row in rows]
+        config[ROWS] = [list(row) for row in rows]
     return config
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specschedule.core.arms import ROWS, Arm, can_verify_adaptively
+from specschedule.core.arms import Arm, can_verify_adaptively
 from specschedule.core.budget import Cost, with_screen
 from specschedule.core.compare import NONE
 from specschedule.core.controls import argument
@@ -18,7 +18,7 @@ from specschedule.core.launches import NOT_SWITCHED
 from specschedule.core.plan import MAX_ATTEMPTS, LaunchRecord, Slot, Start
 from specschedule.core.proposal import Proposal, Proposals, Proposed, kept
 from specschedule.core.regime import ServingRegime, weights
-from specschedule.core.schedule import effective, speculative_config
+from specschedule.core.schedule import ROWS, effective, speculative_config
 from specschedule.core.screen import Search
 from specschedule.core.screening import (
     PROBE,
@@ -393,7 +393,7 @@ def _serves(server: ServerFacts, proposed: Proposed) -> bool:
     if not rows or proposed.schedule is None:
         return not rows and proposed.kind == "static" and proposed.max_tokens == largest
     ours, theirs = (
-        effective(table, max_tokens=most, max_num_seqs=server.max_num_seqs).canonical
+        effective(table, max_tokens=most, max_num_seqs=server.max_num_seqs).identity
         for table, most in ((proposed.schedule, proposed.max_tokens or 1), (rows, largest))
     )
     return ours == theirs

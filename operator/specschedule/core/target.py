@@ -68,6 +68,12 @@ class ServerFacts(Value):
     """Attention backend that the arguments pin."""
     quantization: str | None = None
     """--quantization, where given."""
+    log_level: str | None = None
+    """Log level that the arguments ask for."""
+    log_config_file: str | None = None
+    """File of Python's logging configuration that the arguments name."""
+    configure_logging: bool = True
+    """False where the arguments keep vLLM from setting up its logging."""
     kv_role: str | None = None
     """kv_role of a KV transfer config: a prefill/decode split."""
     kv_connectors: list[str] = []
@@ -158,8 +164,8 @@ class TargetFacts(Value):
     """spec.replicas."""
     rollout: RolloutFacts
     """Rollout of the present template."""
-    image_ids: list[str] = []
-    """Digests of the images that its pods run now."""
+    image_ids: list[str] | None = None
+    """Digests of the images that its pods run now; None where no pod is there to ask."""
     gpus: int = 0
     """GPUs that one pod asks for."""
     accelerator: str | None = None
@@ -172,3 +178,5 @@ class TargetFacts(Value):
     """Container start to Ready of its own pods, when known."""
     pods: list[str] = []
     """Names of its pods."""
+    drafter_block: int | None = None
+    """Block size in the drafter's files, where they could be read; None elsewhere."""

@@ -93,6 +93,9 @@ def worker_facts(worker: Any) -> dict[str, Any]:
         "graphMode": _graph_mode(dispatcher, manager, config),
         "capturedSizes": _captured(dispatcher, manager),
         "attentionBackend": _backends(runner),
+        "engineCommit": _commit(),
+        "drafterRevision": _text(config, "speculative_config.draft_model_config.revision"),
+        "drafterQuantization": _text(config, "speculative_config.draft_model_config.quantization"),
         "drafterClass": type(drafter).__name__ if drafter is not None else None,
         "asyncScheduling": _at(config, "scheduler_config.async_scheduling"),
         "schedule": _schedule(_at(config, "speculative_config")),
@@ -126,6 +129,21 @@ def _at(value: Any, path: str) -> Any:
     for name in path.split("."):
         value = getattr(value, name, None)
     return value
+
+
+def _text(value: Any, path: str) -> str | None:
+    found = _at(value, path)
+    return found if isinstance(found, str) and found else None
+
+
+def _commit() -> str | None:
+    """Return the commit that this vLLM was built from; releases tell none, images may."""
+    try:
+        from vllm import _version, envs
+    except ImportError:
+        return None
+    told = _text(_version, "__commit_id__") or _text(envs, "VLLM_BUILD_COMMIT")
+    return None if told == "unknown" else told
 
 
 def _runner(runner: Any) -> str | None:

@@ -74,13 +74,29 @@ def check_prepared(table: EffectiveTable, boot: EffectiveTable) -> None:
         )
 
 
-def past_prefill(scheduled: Iterable[str], requests: Mapping[str, Any]) -> list[str]:
-    """Return those of the scheduled requests whose whole prompt had been computed before."""
-    pairs = ((name, requests[name]) for name in scheduled)
-    return [name for name, each in pairs if each.num_computed_tokens >= each.num_prompt_tokens]
+def past_prefill(scheduled: Iterable[str], requests: Mapping[str, Any]) -> tuple[list[str], int]:
+    """Return the scheduled requests whose whole prompt had been computed before, and their tokens.
+
+    Args:
+        scheduled: Names of the scheduled requests.
+        requests: vLLM's requests by name, as they stood before the step.
+
+    Returns:
+        Names, and computed tokens of all of them together.
+    """
+    names, tokens = [], 0
+    for name in scheduled:
+        request = requests[name]
+        computed = request.num_computed_tokens
+        if computed >= request.num_prompt_tokens:
+            names.append(name)
+            tokens += computed
+    return names, tokens
 
 
-def mean_context(scheduled: Collection[str], requests: Mapping[str, Any]) -> int:
+def mean_context(
+    scheduled: Collection[str], requests: Mapping[str, Any], decoding: tuple[list[str], int]
+) -> int:
     """Return the mean context of the requests that are past prefill, of all if none is.
 
     As vLLM pull request 48944 computes it: computed tokens before the step, whole tokens. Where
@@ -89,9 +105,12 @@ def mean_context(scheduled: Collection[str], requests: Mapping[str, Any]) -> int
     Args:
         scheduled: Names of the scheduled requests, at least one.
         requests: vLLM's requests by name, as they stood before the step.
+        decoding: What ``past_prefill`` says of them.
     """
-    pool = past_prefill(scheduled, requests) or scheduled
-    return int(sum(requests[name].num_computed_tokens for name in pool)) // len(pool)
+    names, tokens = decoding
+    if names:
+        return int(tokens) // len(names)
+    return int(sum(requests[name].num_computed_tokens for name in scheduled)) // len(scheduled)
 
 
 class Planner:
@@ -120,9 +139,10 @@ class Planner:
         """
         scheduled: Mapping[str, int] = output.num_scheduled_tokens
         batch = len(scheduled)
-        context = mean_context(scheduled, requests)
+        decoding = past_prefill(scheduled, requests)
+        context = mean_context(scheduled, requests, decoding)
         tokens = self.table.tokens(batch, context)
-        drafted = self._compare(requests, output)
+        drafted = self._compare(decoding[0], output)
         for name in output.finished_req_ids:
             self._planned.pop(name, None)
         self._planned.update(dict.fromkeys(scheduled, tokens))
@@ -130,16 +150,15 @@ class Planner:
             self._ring.append(self._line(output, batch, context, tokens, drafted))
         return tokens
 
-    def _compare(self, requests: Mapping[str, Any], output: Any) -> Counter[int]:
+    def _compare(self, decoding: Sequence[str], output: Any) -> Counter[int]:
         """Hold the drafts in this step against the plan; return how many requests had how many."""
-        planned, drafts = self._planned, output.scheduled_spec_decode_tokens
-        pairs = Counter(
-            (planned[name], len(drafts.get(name, ())))
-            for name in past_prefill(output.num_scheduled_tokens, requests)
-            if name in planned
-        )
+        drafts = output.scheduled_spec_decode_tokens
+        observed_of = [len(drafts.get(name, ())) for name in decoding]
+        pairs = Counter(zip(map(self._planned.get, decoding), observed_of, strict=True))
         found: Counter[int] = Counter()
         for (k, observed), times in pairs.items():
+            if k is None:
+                continue
             self.proof.observe(k, observed, times)
             found[observed] += times
         return found

@@ -149,6 +149,7 @@ def _facts(
 
     kv_transfer = json_object(flags, "--kv-transfer-config") or {}
     compilation = json_object(flags, COMPILATION) or {}
+    logging = json_object(flags, "--logging-config") or {}
     attention = json_object(flags, "--attention-config") or {}
     max_model_len = text("--max-model-len")
     role = kv_transfer.get("kv_role")
@@ -180,6 +181,9 @@ def _facts(
         graph_mode=_text(compilation.get("cudagraph_mode")),
         attention_backend=text("--attention-backend") or _text(attention.get("backend")),
         quantization=text("--quantization"),
+        log_level=text("--log-level") or _text(logging.get("log_level")),
+        log_config_file=text("--log-config-file") or _text(logging.get("pylogging_config_file")),
+        configure_logging=logging.get("configure_logging") is not False,
         scheduler_class=text("--scheduler-cls"),
         worker_extension=text("--worker-extension-cls"),
         kv_role=_text(role),

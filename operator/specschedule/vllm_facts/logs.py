@@ -97,6 +97,10 @@ _FINDING = re.compile(re.escape(FINDING_LINE) + r"(.+)")
 _COMPILE_HASH = re.compile(r"torch_compile_cache/([0-9a-f]{10})")
 _COMPILE_TOOK = re.compile(r"torch\.compile took (\d{1,9}(?:\.\d{1,9})?) s in total")
 _CAPTURE_TOOK = re.compile(r"^Graph capturing finished in (\d{1,9}(?:\.\d{1,9})?) secs")
+_TUNING = re.compile(r"\[Autotuner\]: Autotuning process starts")
+_TUNED_BEFORE = re.compile(r"\[Autotuner\]: Loaded [1-9]\d* configs from")
+"""FlashInfer says that it begins to tune in every launch, and that it found the results of another
+in those that have nothing left to tune."""
 _AUTOTUNE_HASH = re.compile(r"flashinfer_autotune_cache/[^/]+/[^/]+/([0-9a-f]{64})")
 
 
@@ -195,7 +199,8 @@ def read_log(text: str) -> LogFacts:
         _FINGERPRINT: _fingerprint,
     }
     overrides: list[str] = []
-    informs = started = warns = warm = False
+    informs = started = warns = warm = tuned_before = False
+    tuning: str | None = None
     for message in messages(text):
         for pattern, read in readers.items():
             if match := pattern.search(message):
@@ -206,6 +211,9 @@ def read_log(text: str) -> LogFacts:
             facts.model_runner = "V2"
         if re.search(r"Directly load (?:the compiled graph|AOT compilation)", message):
             warm = True
+        tuned_before = tuned_before or _TUNED_BEFORE.search(message) is not None
+        if tuning is None and _TUNING.search(message):
+            tuning = message
         kind = next((kind for kind, pattern in NOTES if pattern.search(message)), None)
         if kind:
             warns = True
@@ -214,6 +222,8 @@ def read_log(text: str) -> LogFacts:
                 facts.notes.append(note)
         if kind == GRAPH_MODE_OVERRIDDEN:
             overrides.append(message)
+    if tuning is not None and not tuned_before:
+        facts.notes.append(f"{TUNED}: {tuning[:500]}")
     _conclude(facts, informs=informs, started=started, overrides=overrides, warm=warm)
     if informs or warns or _shows_levels(text):
         facts.level_hides_warnings = False

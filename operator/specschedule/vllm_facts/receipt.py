@@ -58,19 +58,25 @@ def read_receipt(
     info = mapping(server_info)
     config = mapping(info.get("vllm_config"))
     speculative = mapping(config.get("speculative_config"))
+    drafter = mapping(speculative.get("draft_model_config"))
     model = mapping(config.get("model_config"))
     environment = mapping(info.get("vllm_env"))
+    commit = _text(environment.get("VLLM_BUILD_COMMIT"))
     system = mapping(info.get("system_env"))
     scrape = read_metrics(metrics_text) if metrics_text else None
     forced = {"1": "V2", "0": "V1"}.get(str(environment.get("VLLM_USE_V2_MODEL_RUNNER")))
     told_schedule = "num_speculative_tokens_per_batch_size" in speculative
     outside = Receipt(
         engine_version=_text(mapping(version).get("version")) or log.version,
+        engine_commit=None if commit == "unknown" else commit,
         model=_text(model.get("model")) or log.model,
         model_revision=_text(model.get("revision")) or log.revision,
         quantization=_text(model.get("quantization")) or log.quantization,
         adapters=adapters(models),
         drafter=_text(speculative.get("model")) or _text(speculative.get("method")) or log.drafter,
+        drafter_revision=_text(speculative.get("revision")) or _text(drafter.get("revision")),
+        drafter_quantization=_text(speculative.get("quantization"))
+        or _text(drafter.get("quantization")),
         model_runner=log.model_runner or forced,
         graph_mode=log.graph_mode or _configured_mode(config),
         captured_sizes=log.captured_sizes,

@@ -99,7 +99,7 @@ def target_facts(
         owner=_owner(metadata),
         replicas=replicas,
         rollout=_rollout(deployment, replicas, pods),
-        image_ids=sorted(_image_ids(pods, name)),
+        image_ids=sorted(_image_ids(pods, name)) if pods else None,
         gpus=gpus,
         accelerator=next((name for name, _ in _accelerators(pod_spec)), None),
         can_roll=impossible,

@@ -18,6 +18,7 @@ from specschedule.core.isolation import CACHE_FILE, REGISTRATION
 from specschedule.core.spec import Slo
 from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
 from specschedule.vllm_facts.arguments import edited_container, read_container
+from specschedule.vllm_facts.drafter import block_in
 from specschedule.vllm_facts.instruments import (
     Instruments,
     arm_arguments,
@@ -93,7 +94,8 @@ class Command:
         }
         facts = target_facts({"spec": {"template": template}}, container=CONTAINER)
         gpus = server.gpus if isinstance(server, ServerFacts) else 0
-        return facts.model_copy(update={"server": server, "gpus": gpus})
+        block = _block(server) if isinstance(server, ServerFacts) else None
+        return facts.model_copy(update={"server": server, "gpus": gpus, "drafter_block": block})
 
     def with_speculative(
         self,
@@ -231,3 +233,14 @@ def _escaped(word: str) -> str:
 
 def _plain(word: str) -> str:
     return word.replace("$$", "$")
+
+
+def _block(server: ServerFacts) -> int | None:
+    """Return the block size in the drafter's files, where its model is a folder here."""
+    drafter = (server.speculative or {}).get("model")
+    if not isinstance(drafter, str):
+        return None
+    try:
+        return block_in((Path(drafter) / "config.json").read_text(errors="replace"))
+    except (OSError, ValueError):
+        return None
