@@ -1,6 +1,8 @@
 """What a trial pod carries of ours is laid into it without touching what serves."""
 
 import copy
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -146,3 +148,12 @@ def test_what_stands_in_its_way_is_named(standing: str) -> None:
 
 def test_a_plain_template_does_not_stand_in_its_way() -> None:
     assert clash(deployment()["spec"]["template"]["spec"], "vllm") is None
+
+
+def test_a_table_is_laid_out_with_the_parts() -> None:
+    rows = [[1, 16, 1, 1024, 1], [1, 16, 1025, 8192, 4]]
+    (init,) = pod(instruments=replace(CARRIED, table=rows))["spec"]["initContainers"]
+    words = ["python", "-m", "specschedule.engine.deliver", FOLDER]
+    assert init["command"] == [*words, "--table", json.dumps(rows)]
+    (plain,) = pod()["spec"]["initContainers"]
+    assert plain["command"] == words

@@ -3,6 +3,7 @@
 The engine's image stays as it is; what is delivered is plain Python, read from PYTHONPATH.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,6 +39,9 @@ def deliver(pod: dict[str, Any], server: dict[str, Any], delivery: Delivery) -> 
         delivery: What it carries.
     """
     server["env"] = variables_with(server, delivery.instruments, FOLDER, delivery.environment)
+    command = ["python", "-m", "specschedule.engine.deliver", FOLDER]
+    if (table := delivery.instruments.table) is not None:
+        command += ["--table", json.dumps([list(row) for row in table])]
     mount = {"name": NAME, "mountPath": FOLDER}
     server["volumeMounts"] = [*(server.get("volumeMounts") or []), {**mount, "readOnly": True}]
     volume = {"name": NAME, "emptyDir": {"sizeLimit": "16Mi"}}
@@ -46,7 +50,7 @@ def deliver(pod: dict[str, Any], server: dict[str, Any], delivery: Delivery) -> 
         "name": NAME,
         "image": delivery.image,
         "imagePullPolicy": delivery.pull_policy,
-        "command": ["python", "-m", "specschedule.engine.deliver", FOLDER],
+        "command": command,
         "volumeMounts": [mount],
         "securityContext": {
             "allowPrivilegeEscalation": False,
