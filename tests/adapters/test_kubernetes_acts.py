@@ -168,8 +168,14 @@ def test_rows_by_context_start_with_their_scheduler_and_its_table(place: Place) 
     *_, folder, option, table = init["command"]
     assert (option, json.loads(table)) == ("--table", rows)
     assert values["SPECSCHEDULE_TABLE"] == f"{folder}/{table_file(rows)}"
-    (trial,) = place.observe().trials
+    seen = place.observe()
+    assert seen.probes, "launches can carry a scheduler of ours"
+    (trial,) = seen.trials
     assert (trial.spec.schedule, trial.spec.context_axis) == (rows, True)
+
+
+def test_without_instruments_launches_carry_no_scheduler_of_ours(place: Place) -> None:
+    assert not place.observe().probes
 
 
 def test_an_unchanged_arm_has_the_targets_arguments_byte_for_byte(place: Place) -> None:

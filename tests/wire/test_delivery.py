@@ -10,7 +10,7 @@ import pytest
 from specschedule.engine import deliver
 from specschedule.vllm_facts.instruments import Instruments
 from specschedule.wire import manifests
-from specschedule.wire.delivery import FOLDER, NAME, Delivery, clash
+from specschedule.wire.delivery import FOLDER, NAME, Delivery, carries, clash
 
 from .objects import deployment, plan, schedule, stored
 
@@ -144,10 +144,18 @@ def test_what_stands_in_its_way_is_named(standing: str) -> None:
     said = clash(CLASHES[standing], "vllm")
     assert said
     assert NAME in said
+    assert not carries(CLASHES[standing], "vllm")
 
 
 def test_a_plain_template_does_not_stand_in_its_way() -> None:
-    assert clash(deployment()["spec"]["template"]["spec"], "vllm") is None
+    spec = deployment()["spec"]["template"]["spec"]
+    assert clash(spec, "vllm") is None
+    assert carries(spec, "vllm")
+
+
+def test_nothing_is_carried_behind_a_command_that_hides_pythonpath() -> None:
+    hiding = {**SERVER, "command": ["env", "-i", "vllm", "serve", "m"]}
+    assert not carries({"containers": [hiding]}, "vllm")
 
 
 def test_a_table_is_laid_out_with_the_parts() -> None:

@@ -78,8 +78,8 @@ def observing(
         slo: The limits that good requests meet.
         environment: Variables from elsewhere, as for ``read_container``.
     """
-    if hidden := _hidden(container):
-        return Instruments(left_out=(hidden.message,))
+    if why := hidden(container):
+        return Instruments(left_out=(why.message,))
     variables = {
         name: f"{seconds * 1000:g}"
         for name, seconds in (
@@ -121,8 +121,8 @@ def scheduled(
         variables: What turns it on.
         environment: Variables from elsewhere, as for ``read_container``.
     """
-    if hidden := _hidden(container):
-        return hidden
+    if why := hidden(container):
+        return why
     if server.scheduler_class is not None:
         return refuse(
             container,
@@ -288,7 +288,7 @@ def hides_path(text: str) -> str | None:
     return next((what for what, pattern in said.items() if pattern.search(text)), None)
 
 
-def _hidden(container: Mapping[str, Any]) -> Unreadable | None:
+def hidden(container: Mapping[str, Any]) -> Unreadable | None:
     """Return why the server would not see PYTHONPATH: it would not find what it is told to load."""
     words = [*items(container.get("command")), *items(container.get("args"))]
     what = hides_path(" ".join(map(str, words)))

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specschedule.vllm_facts.instruments import Instruments, variables_with
+from specschedule.vllm_facts.instruments import Instruments, hidden, variables_with
 
 FOLDER = "/opt/specschedule-engine"
 """Where the engine's container finds it."""
@@ -77,6 +77,17 @@ def clash(pod: Mapping[str, Any], container: str) -> str | None:
     if any(each.get("mountPath") == FOLDER for each in server.get("volumeMounts") or []):
         return f"container {container} mounts a volume of its own at {FOLDER}"
     return None
+
+
+def carries(pod: Mapping[str, Any], container: str) -> bool:
+    """Say whether the server of a pod would find what is delivered to it.
+
+    Args:
+        pod: Spec of the pod template.
+        container: Name of its vLLM container.
+    """
+    server = next(each for each in pod["containers"] if each["name"] == container)
+    return clash(pod, container) is None and hidden(server) is None
 
 
 def _resources(others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
