@@ -79,6 +79,7 @@ def test_a_winner_that_needs_our_scheduler_is_proposed_whatever_the_mode() -> No
         )
         assert json.dumps(ROWS) in answer.recommendation
         assert TABLE in answer.recommendation
+        assert answer.message.endswith("; proposed only: see the recommendation")
         assert "an engine that takes five-number rows" in answer.recommendation
 
 

@@ -145,13 +145,13 @@ def test_contexts_are_held_apart_and_mixed() -> None:
     assert sorted(found) == [
         "r1-hold16-c200-s10",
         "r1-hold16-s10",
+        "r1-hold8-c200+4000-s10",
         "r1-hold8-c200-s10",
         "r1-hold8-c4000-s10",
-        "r1-hold8-mixed-s10",
         "r1-hold8-s10",
     ]
     assert found["r1-hold8-c4000-s10"].profile.context == 4000 - 16
-    mixed = found["r1-hold8-mixed-s10"]
+    mixed = found["r1-hold8-c200+4000-s10"]
     assert mixed.profile.contexts == [200 - 16, 4000 - 16]
     assert mixed.context == 2100
     assert {cell: window.tokens for cell, window in found.items()} == {
@@ -159,7 +159,7 @@ def test_contexts_are_held_apart_and_mixed() -> None:
         "r1-hold16-s10": 0,
         "r1-hold8-c200-s10": 1,
         "r1-hold8-c4000-s10": 4,
-        "r1-hold8-mixed-s10": None,
+        "r1-hold8-c200+4000-s10": None,
         "r1-hold8-s10": 1,
     }
 
@@ -169,7 +169,7 @@ def test_every_arm_of_a_round_has_the_same_windows() -> None:
         return {cell: json.dumps(w.profile.plain()) for cell, w in held(name).items()}
 
     assert what("incumbent") == what("candidate-deep") == what("none")
-    assert held("incumbent")["r1-hold8-mixed-s10"].tokens == 3
+    assert held("incumbent")["r1-hold8-c200+4000-s10"].tokens == 3
 
 
 def test_what_is_held_by_context_is_in_the_price() -> None:

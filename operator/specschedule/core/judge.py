@@ -99,9 +99,11 @@ def judge(
     verdicts = [_Candidate(evidence, noise, name, len(tried)).verdict() for name in tried]
     outcome, said = _outcome(spec, verdicts)
     advice = controls.recommendation(said.controls, evidence, server)
+    message = said.message
     if said.verdict == "Better":
         advice = serving_needs(spec, said.candidate, launches)
-        outcome = "Proposed" if advice else outcome
+        if advice:
+            outcome, message = "Proposed", f"{message}; proposed only: see the recommendation"
     tax = [
         row
         for candidate in spec.candidates
@@ -111,7 +113,7 @@ def judge(
     return Judgement(
         outcome=outcome,
         reason=said.reason,
-        message=said.message,
+        message=message,
         recommendation=advice,
         noise_floor=_floors(noise),
         verdicts=verdicts,

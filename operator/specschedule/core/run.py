@@ -402,7 +402,7 @@ class Run:
     ) -> Decision:
         arm = next(a for a in self.arms if a.name == f"candidate-{better.candidate}")
         if self.spec.mode is Mode.PROPOSE or arm.context_axis:
-            return self._finish("Proposed", better.reason, better.message, judgement)
+            return self._finish("Proposed", better.reason, judgement.message, judgement)
         if not (may_write(self.observed, self.spec, self.run) or self._target_serves_otherwise()):
             schedule = self.observed.schedule
             remedy = (

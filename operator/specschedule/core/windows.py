@@ -235,9 +235,10 @@ def _mixed(
 ) -> Iterable[Window]:
     """Yield windows of a load point whose requests have several contexts, in turn."""
     prompts = [max(1, prompt_of(context, load)) for context in sorted(contexts)]
+    named = "+".join(map(str, sorted(contexts)))
     for seed in seeds:
         yield Window(
-            cell=f"r{round}-hold{at}-mixed-s{seed}",
+            cell=f"r{round}-hold{at}-c{named}-s{seed}",
             profile=Profile(kind="hold", concurrency=at, contexts=prompts),
             tokens=arm.tokens(at, (prompts[0], prompts[-1] + load.output_tokens)),
             context=sum(contexts) // len(contexts),
