@@ -36,6 +36,7 @@ class Booted:
     port: int
     ports: Mapping[str, int]
     process: "subprocess.Popen[bytes]"
+    log: Path
 
     @property
     def url(self) -> str:
@@ -123,7 +124,7 @@ def serving(
         deliver.deliver(folder / "plugins")
         variables["PYTHONPATH"] = str(folder / "plugins")
     with running(command, port, folder / "log", variables) as process:
-        yield Booted(port, ports, process)
+        yield Booted(port, ports, process, folder / "log")
 
 
 def unplanned(lines: Sequence[Line], table: EffectiveTable) -> list[Line]:

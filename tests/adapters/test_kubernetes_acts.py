@@ -1,5 +1,6 @@
 """Actions in a cluster: each may be repeated, and none touches what is not ours."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from kubernetes import client
 
 from specschedule.adapters.kubernetes import KubernetesWorld
+from specschedule.core.context_axis import CLASS
 from specschedule.core.evidence import Cell, Profile
 from specschedule.core.observed import (
     Action,
@@ -24,6 +26,7 @@ from specschedule.core.observed import (
 )
 from specschedule.core.target import TargetFacts
 from specschedule.core.visit import Screen
+from specschedule.engine.deliver import table_file
 from specschedule.ports import Conflict, Refused
 from specschedule.vllm_facts.instruments import STEP_FLAGS
 
@@ -150,6 +153,29 @@ def test_a_probe_starts_with_its_scheduler_and_a_secret_that_its_load_job_has_to
     assert values["SPECSCHEDULE_PROBE_SECRET"] == "only-this-launch"
     (trial,) = place.observe().trials
     assert trial.spec.visit.screen == screen
+
+
+def test_rows_by_context_start_with_their_scheduler_and_its_table(place: Place) -> None:
+    place.world = KubernetesWorld(
+        metrics=place.metrics, image="specschedule:test", api=place.api, instruments=True
+    )
+    rows = [[1, 16, 1, 1024, 1], [1, 16, 1025, 8192, 4]]
+    spec = launch(place, schedule=rows, context_axis=True)["spec"]
+    (container,) = spec["containers"]
+    assert f"--scheduler-cls={CLASS}" in container["args"]
+    values = {each["name"]: each["value"] for each in container["env"]}
+    (init,) = spec["initContainers"]
+    *_, folder, option, table = init["command"]
+    assert (option, json.loads(table)) == ("--table", rows)
+    assert values["SPECSCHEDULE_TABLE"] == f"{folder}/{table_file(rows)}"
+    seen = place.observe()
+    assert seen.probes, "launches can carry a scheduler of ours"
+    (trial,) = seen.trials
+    assert (trial.spec.schedule, trial.spec.context_axis) == (rows, True)
+
+
+def test_without_instruments_launches_carry_no_scheduler_of_ours(place: Place) -> None:
+    assert not place.observe().probes
 
 
 def test_an_unchanged_arm_has_the_targets_arguments_byte_for_byte(place: Place) -> None:

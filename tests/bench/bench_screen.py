@@ -30,7 +30,8 @@ sys.path.append(str(ROOT))
 
 from hack.demo.evidence import show  # noqa: E402
 
-from specschedule.core.screening import every_k, fixed_arm  # noqa: E402
+from specschedule.core.context_axis import every_k  # noqa: E402
+from specschedule.core.screening import fixed_arm  # noqa: E402
 from specschedule.engine import deliver, settings  # noqa: E402
 from tests.booted import booted, free_port, installed  # noqa: E402
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from specschedule.engine import deliver
+from specschedule.engine import deliver, settings
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +108,14 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert str(tmp_path / "file") in done.stderr
+
+
+def test_a_table_is_laid_beside_the_parts_under_a_name_of_its_own(tmp_path: Path) -> None:
+    rows = [[1, 16, 1, 1024, 1], [1, 16, 1025, 8192, 4]]
+    words = [sys.executable, "-m", "specschedule.engine.deliver", str(tmp_path)]
+    said = subprocess.check_output([*words, "--table", json.dumps(rows)], text=True)
+    file = tmp_path / deliver.table_file(rows)
+    assert str(file) in said.splitlines()
+    assert settings.rows({settings.TABLE: str(file)}) == rows
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert deliver.table_file(rows[:1]) != file.name

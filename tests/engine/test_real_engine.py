@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 
-from specschedule.core import inband
+from specschedule.core import context_axis, inband
 from specschedule.core.schedule import effective
 from specschedule.engine import deliver, selftest, settings
 from specschedule.vllm_facts.logs import scheduler_finding
+from specschedule.vllm_facts.receipt import read_receipt
 
 from ..booted import free_port
 from ..instrumented import (
@@ -231,7 +232,7 @@ def by_context(
 ) -> Iterator[Booted]:
     folder = tmp_path_factory.mktemp("context")
     (folder / "rows.json").write_text(json.dumps(BY_CONTEXT))
-    arguments = ["--scheduler-cls=specschedule.engine.context.ContextScheduler"]
+    arguments = [f"--scheduler-cls={context_axis.CLASS}"]
     variables = {settings.TABLE: str(folder / "rows.json")}
     with serving(engine, folder, arguments, variables) as server:
         yield server
@@ -278,6 +279,12 @@ def test_five_number_rows_run_at_every_step_of_the_real_engine(
         assert both
         assert all(mean <= each <= mean + 50 for each in both), "prompts and 40 tokens of output"
     assert selftest.facts(page)["finding"] is None
+
+
+def test_the_scheduler_that_suits_the_server_says_what_it_follows(by_context: Booted) -> None:
+    receipt = read_receipt(log_text=by_context.log.read_text())
+    assert receipt.scheduler == "context-axis"
+    assert receipt.schedule == effective(BY_CONTEXT, **LIMITS).ranges
 
 
 @pytest.fixture(scope="module")

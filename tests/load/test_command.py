@@ -104,6 +104,25 @@ def test_by_hand_it_prints_cells_and_writes_records(engine: str, tmp_path: Path)
     assert all(len(line["chunks"]) < 24 for line in counted)
 
 
+def test_contexts_that_a_window_mixes_are_in_flight_together(engine: str, tmp_path: Path) -> None:
+    out = tmp_path / "records.jsonl.gz"
+    profile = "windows:\n- {kind: hold, concurrency: 4, contexts: [20, 300]}\n"
+    profile += "outputTokens: 24\nmaxSendLag: 5s\nwarmUpTimeout: 12s\n"
+    result = load(
+        *("--url", engine, "--profile", "-", "--slo", "ttft=2s,tpot=200ms", "--out", str(out)),
+        stdin=profile,
+    )
+    assert result.returncode == 0, result.stderr
+    (cell,) = map(json.loads, result.stdout.splitlines())
+    assert cell["profile"] == {"kind": "hold", "concurrency": 4, "contexts": [20, 300]}
+    assert "void" not in cell
+    lines = [json.loads(line) for line in gzip.decompress(out.read_bytes()).splitlines()]
+    sent = [line["promptTokens"] for line in sorted(lines, key=lambda x: x["index"])]
+    counted = [line["promptTokens"] for line in lines if line["counted"]]
+    assert sent == [20 if index % 2 == 0 else 300 for index in sorted(x["index"] for x in lines)]
+    assert 0.3 < counted.count(300) / len(counted) < 0.7
+
+
 def test_as_a_job_its_counters_equal_its_cells_and_the_engines(engine: str) -> None:
     port = free_port()
     seen: list[str] = []

@@ -251,3 +251,18 @@ def test_missing_prompts_are_told_with_their_place(
         path.write_text(content)
     with pytest.raises(PromptsMissing, match=words):
         read_pool(path)
+
+
+@pytest.mark.parametrize("pool", [None, POOL])
+def test_contexts_that_a_window_mixes_take_turns_in_every_category(pool: Pool | None) -> None:
+    profile = {"kind": "hold", "concurrency": 4, "contexts": [20, 300]}
+    made = visit(windows=[{"cell": "a", "profile": profile, "seed": 7}])
+    source = Source(made, made.windows[0], pool=pool, model="m")
+    lengths = []
+    for place in range(-4, 8):
+        sent = json.loads(source.request(place).body)["prompt"]
+        lengths.append(len(sent) if pool is None else len(own(sent)) // 4)
+    # Two categories take turns at places, so each goes through both lengths.
+    assert lengths == [20, 300] * 6 if pool is None else [20, 20, 300, 300] * 3
+    longest = max(len(prompt) for prompt, _ in source.samples())
+    assert longest >= (300 if pool is None else 300 * 4)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specschedule.core.screening import every_k
+from specschedule.core.context_axis import every_k
 from specschedule.engine.settings import SCHEDULER_PORT as PORT
 from specschedule.engine.settings import SECRET
 

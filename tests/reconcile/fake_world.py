@@ -32,7 +32,7 @@ from specschedule.core.regime import ServingRegime
 from specschedule.core.screening import next_window
 from specschedule.core.spec import Spec
 from specschedule.core.target import RolloutFacts, ServerFacts, TargetFacts, Unreadable
-from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed
+from specschedule.core.visit import CellClosed, Visit, VisitEnded, VisitFailed, Window
 from specschedule.core.workload import Workload
 from specschedule.ports import Conflict, Key, Refused
 from specschedule.sim import virtual
@@ -45,6 +45,13 @@ VISIT_S = 30.0
 
 _SIMULATED: dict[tuple[str, ...], Launch] = {}
 """Launches are drawn from their names, so a second world sees the same ones."""
+
+
+def _load(window: Window) -> virtual.Load:
+    """The requests of a window; contexts that it mixes are all of their mean length."""
+    lengths = window.profile.contexts or [window.profile.context or 64]
+    prompt = sum(lengths) // len(lengths)
+    return virtual.Load(requests=20, prompt_tokens=prompt, output_tokens=32)
 
 
 class Killed(BaseException):
@@ -89,9 +96,11 @@ class FakeWorld:
         self.screen_dies_after: int | None = None
         """Windows after which the first visit of each screening launch fails."""
         self.probe_never_switches = False
-        self.probe_finds: str | None = None
-        """What the probe's scheduler wrote into its log during the visit."""
+        self.finds: dict[str, str] = {}
+        """What the scheduler of an arm's launches wrote into its log during the visit."""
         self.scheduler_class: str | None = None
+        self.probes = True
+        """Whether launches can carry a scheduler of ours."""
         self.serving: ServingRegime | None = None
         self.workload = Workload()
         self.kv_cache_tokens = 100_000
@@ -128,6 +137,7 @@ class FakeWorld:
             target=self._target(),
             load=self.missing,
             workload=self.workload,
+            probes=self.probes,
             trials=[self._trial(name) for name in sorted(self.trials)],
             serving=None if self.trials else self.serving,
             metrics=MetricsFacts(
@@ -205,6 +215,7 @@ class FakeWorld:
                 "num_speculative_tokens": config.get("num_speculative_tokens"),
                 "async_scheduling": True,
                 "attention_backend": "FLASH_ATTN",
+                "scheduler": "context-axis" if self.trials[name][0].context_axis else None,
             }
         )
         return PodFacts(
@@ -213,7 +224,7 @@ class FakeWorld:
             ready_at=created + BOOT_S,
             url="http://10.0.0.1:8000",
             receipt=receipt,
-            finding=self.probe_finds if self.trials[name][0].arm == "probe" else None,
+            finding=self.finds.get(self.trials[name][0].arm),
         )
 
     def _config(self, name: str) -> dict[str, Any] | None:
@@ -224,7 +235,8 @@ class FakeWorld:
     def _evidence(self, name: str) -> Launch:
         """Run the arm's launch in virtual time, through the windows that were planned for it."""
         spec, _ = self.trials[name]
-        key = (self.physics.name, name, repr(spec.speculative), repr(spec.visit.windows))
+        runs = repr((spec.speculative, spec.schedule))
+        key = (self.physics.name, name, runs, repr(spec.visit.windows))
         if key not in _SIMULATED:
             _SIMULATED[key] = self._simulate(name)
         return _SIMULATED[key]
@@ -232,35 +244,53 @@ class FakeWorld:
     def _simulate(self, name: str) -> Launch:
         spec, _ = self.trials[name]
         config = self._config(name) or {}
+        rows = config.get("num_speculative_tokens_per_batch_size")
         arm = virtual.Arm(
             spec.arm,
             max_tokens=config.get("num_speculative_tokens", 0),
-            schedule=config.get("num_speculative_tokens_per_batch_size"),
+            # The scheduler of such a launch follows its own table.
+            schedule=spec.schedule if spec.context_axis else rows,
         )
+        seed = zlib.crc32(name.encode())
         held = [w for w in spec.visit.windows if w.profile.kind == "hold"]
         (compared,) = (w for w in spec.visit.windows if w.profile.kind == "equivalence")
-        points = [w.profile.concurrency for w in held]
+        plain = [w for w in held if w.profile.as_they_are]
         launch = virtual.simulate_launch(
             self.physics,
             arm,
-            points=points,
-            load=virtual.Load(requests=20, prompt_tokens=64, output_tokens=32),
-            launch_seed=zlib.crc32(name.encode()),
+            points=[w.profile.concurrency for w in plain],
+            load=_load(plain[0]),
+            launch_seed=seed,
             slo=spec.visit.slo,
             launch=spec.launch,
             round=spec.round,
         )
+        measured = dict(zip((w.cell for w in plain), launch.cells, strict=True))
+        for w in held:
+            if w.cell not in measured:
+                measured[w.cell] = virtual.simulate_hold(
+                    self.physics,
+                    arm,
+                    concurrency=w.profile.concurrency,
+                    load=_load(w),
+                    launch_seed=seed,
+                    slo=spec.visit.slo,
+                )
         cells = [
-            c.model_copy(
+            (c := measured[w.cell]).model_copy(
                 update={
                     "cell": w.cell,
+                    "launch": spec.launch,
+                    "round": spec.round,
+                    "profile": w.profile,
+                    "context": w.context,
                     "tokens": w.tokens,
                     "category": w.category,
                     "prefix_cache": PrefixCache(queries=c.offered * 64, hits=0),
                     "preemptions": 0,
                 }
             )
-            for c, w in zip(launch.cells, held, strict=True)
+            for w in held
         ]
         prompts = sum(count for _, count in compared.profile.steps or [])
         answers = Outputs(prompts="0a1b", unit="token", answers=["17 4"] * prompts)
@@ -289,7 +319,7 @@ class FakeWorld:
                 self.physics,
                 virtual.Arm(spec.arm, max_tokens=most, schedule=rows),
                 concurrency=window.profile.concurrency,
-                load=virtual.Load(requests=20, prompt_tokens=64, output_tokens=32),
+                load=_load(window),
                 seed=seed + at,
                 launch_seed=seed,
                 start=30.0 * at,
@@ -297,7 +327,13 @@ class FakeWorld:
             )
             cells.append(
                 cell.model_copy(
-                    update={"cell": window.cell, "tokens": window.tokens, "visit": visit.visit}
+                    update={
+                        "cell": window.cell,
+                        "profile": window.profile,
+                        "context": window.context,
+                        "tokens": window.tokens,
+                        "visit": visit.visit,
+                    }
                 )
             )
             if visit.visit == 1 and len(cells) == self.screen_dies_after:

@@ -175,11 +175,12 @@ def test_where_the_probe_cannot_be_used_each_k_gets_a_launch(obstacle):
 
 def test_windows_of_an_engine_that_does_not_do_as_planned_propose_nothing():
     of = world(SEARCH)
-    of.probe_finds = "K=5 was planned 64 times and never came"
+    finding = "K=5 was planned 64 times and never came"
+    of.finds = {"probe": finding}
     status = run(of)
     assert status["outcome"] == "Promoted", status["message"]
     (probe,) = [s for t, s in of.trials.values() if t.arm == "probe"]
-    assert probe.failed == f"NotSwitched: {of.probe_finds}"
+    assert probe.failed == f"NotSwitched: {finding}"
     assert probe.cells
     assert "constant-5" in screens(of)
     fixed = [s for t, s in of.trials.values() if t.screening and t.arm not in ("probe", "none")]

@@ -127,6 +127,13 @@ def test_a_cliff_at_the_largest_graph_is_found():
         assert rates[tokens_at(bands, batch)] >= 0.97 * max(rates)
 
 
+def test_a_depth_is_asked_for_however_many_windows_there_are_of_the_first_context():
+    wanted = search((8,), 3, contexts=(400, 4000))
+    alike = [cell(8, k, engine(8, k), context=400) for k in range(4)]
+    asked = {ask.setting for ask in next_windows(wanted, alike).asks}
+    assert asked == {Setting(8, 0, 4000), Setting(8, 3, 4000)}
+
+
 def test_contexts_begin_with_a_depth_sweep():
     wanted = search((8, 64), 3, contexts=(400, 4000))
     found = seeds(wanted)

@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
+from specschedule.core.context_axis import every_k
 from specschedule.core.schedule import effective
 from specschedule.core.screen import TRIES
 from specschedule.core.screening import (
     PROBE,
     REPEATS,
-    every_k,
     fixed_arm,
     launch_windows,
     next_window,

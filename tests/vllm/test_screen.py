@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from specschedule.core.screening import every_k
+from specschedule.core.context_axis import every_k
 from specschedule.engine import settings
 
 from ..instrumented import serving

@@ -6,12 +6,14 @@ import pytest
 
 from specschedule.core.spec import Slo
 from specschedule.core.target import ServerFacts, Unreadable
+from specschedule.engine.deliver import table_file
 from specschedule.engine.fingerprint import Fingerprint
 from specschedule.vllm_facts import instruments
 from specschedule.vllm_facts.arguments import ArgumentEdit, edited_container, read_container
 from specschedule.vllm_facts.instruments import (
     Instruments,
     arm_arguments,
+    following,
     observing,
     probing,
     scheduled,
@@ -255,3 +257,25 @@ def test_a_probe_that_cannot_be_carried_is_launched_without_and_told(why: str) -
     assert found.arguments == ()
     assert found.variables == {}
     assert len(found.left_out) == 1
+
+
+BY_CONTEXT = [[1, 16, 1, 1024, 1], [1, 16, 1025, 8192, 4]]
+
+
+def test_an_arm_with_rows_by_context_carries_the_scheduler_and_its_table() -> None:
+    of = container("--model", "m")
+    found = following(carried(of), of, server(of), BY_CONTEXT, "/ours")
+    assert isinstance(found, Instruments)
+    scheduler = "--scheduler-cls=specschedule.engine.context.EitherContextScheduler"
+    assert found.arguments == (*STEPS, FLAG, scheduler)
+    file = f"/ours/{table_file(BY_CONTEXT)}"
+    assert found.variables == {**carried(of).variables, "SPECSCHEDULE_TABLE": file}
+    assert found.table == BY_CONTEXT
+
+
+@pytest.mark.parametrize("why", TAKEN)
+def test_rows_by_context_are_never_launched_without_what_follows_them(why: str) -> None:
+    of, reason = TAKEN[why]
+    found = following(Instruments(), of, server(of), BY_CONTEXT, "/ours")
+    assert isinstance(found, Unreadable)
+    assert found.reason == reason

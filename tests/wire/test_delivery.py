@@ -1,6 +1,8 @@
 """What a trial pod carries of ours is laid into it without touching what serves."""
 
 import copy
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ import pytest
 from specschedule.engine import deliver
 from specschedule.vllm_facts.instruments import Instruments
 from specschedule.wire import manifests
-from specschedule.wire.delivery import FOLDER, NAME, Delivery, clash
+from specschedule.wire.delivery import FOLDER, NAME, Delivery, carries, clash
 
 from .objects import deployment, plan, schedule, stored
 
@@ -142,7 +144,24 @@ def test_what_stands_in_its_way_is_named(standing: str) -> None:
     said = clash(CLASHES[standing], "vllm")
     assert said
     assert NAME in said
+    assert not carries(CLASHES[standing], "vllm")
 
 
 def test_a_plain_template_does_not_stand_in_its_way() -> None:
-    assert clash(deployment()["spec"]["template"]["spec"], "vllm") is None
+    spec = deployment()["spec"]["template"]["spec"]
+    assert clash(spec, "vllm") is None
+    assert carries(spec, "vllm")
+
+
+def test_nothing_is_carried_behind_a_command_that_hides_pythonpath() -> None:
+    hiding = {**SERVER, "command": ["env", "-i", "vllm", "serve", "m"]}
+    assert not carries({"containers": [hiding]}, "vllm")
+
+
+def test_a_table_is_laid_out_with_the_parts() -> None:
+    rows = [[1, 16, 1, 1024, 1], [1, 16, 1025, 8192, 4]]
+    (init,) = pod(instruments=replace(CARRIED, table=rows))["spec"]["initContainers"]
+    words = ["python", "-m", "specschedule.engine.deliver", FOLDER]
+    assert init["command"] == [*words, "--table", json.dumps(rows)]
+    (plain,) = pod()["spec"]["initContainers"]
+    assert plain["command"] == words

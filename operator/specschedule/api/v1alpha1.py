@@ -135,7 +135,8 @@ class Status(Value):
     message: str | None = None
     """The same for people: object, field, numbers and remedy."""
     recommendation: str | None = None
-    """The control that is best, with its argument, when the candidate is not."""
+    """The control that is best, with its argument, when the candidate is not; or what serving needs
+    for a candidate that no promotion can bring."""
     promotion: Promotion | None = None
     """Record of the write to the target, made before the write."""
     proposals: Proposals | None = None

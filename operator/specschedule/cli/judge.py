@@ -151,6 +151,7 @@ def _withheld(answer: Judgement, answers: list[Gate], documents: list[dict[str, 
             "outcome": gates.withheld(holding),
             "reason": holding.reason,
             "message": f"gate {holding.gate}: {holding.message}",
+            "recommendation": "",
         }
     )
 

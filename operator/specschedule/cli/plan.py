@@ -57,7 +57,7 @@ def command(
         spec = looked.spec
     try:
         seconds = parse_duration(boot) if boot is not None else facts.boot_seconds
-        planned = arms(spec, facts.server)
+        planned = arms(spec, facts.server, delivered=True)
     except ScheduleError as error:
         raise BadInput(f"{path}: spec.candidates: {error.reason}: {error.message}") from error
     except ValueError as error:
@@ -76,7 +76,8 @@ def command(
         answer = looked.with_cost(answer, facts.model_copy(update={"boot_seconds": seconds}))
     left = budget_left(spec, answer, gpu_seconds=0.0)
     tested = spec if spec.candidates else stand_in(spec, facts.server)
-    fault = refused(before_pods(tested, facts, matrix=matrix.ROWS, trace=workload.trace))
+    gates = before_pods(tested, facts, matrix=matrix.ROWS, trace=workload.trace, delivered=True)
+    fault = refused(gates)
     plain = answer.plain() | {"budget": left.plain()}
     if fault is not None:
         plain["refused"] = fault.plain()

@@ -76,6 +76,7 @@ def command(
         runner=runner,
         drafter_block=_drafter_block(drafter_path),
         trace=trace_of(trace) if trace is not None else None,
+        delivered=True,
     )
     if isinstance(facts.server, ServerFacts) and (log is not None or metrics is not None):
         # What reads logs takes long to load, and is seldom needed.

@@ -11,7 +11,7 @@ from specschedule.cli.specs import fault
 from specschedule.core.evidence import Launch
 from specschedule.core.spec import Candidate, Spec
 
-_FROM_SPEC = ("arm", "launch", "round", "position", "attempt", "schedule")
+_FROM_SPEC = ("arm", "launch", "round", "position", "attempt", "schedule", "contextAxis")
 _FROM_STATUS = ("startedAt", "receipt", "fit", "cells", "void", "failed")
 
 

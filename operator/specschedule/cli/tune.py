@@ -193,8 +193,11 @@ def _answer(ledger: Ledger, serving: Command) -> dict[str, Any]:
     if status.get("outcome") == "Proposed":
         better = next(v["candidate"] for v in status["verdict"] if v["verdict"] == "Better")
         launched = (spec for spec, _ in ledger.trials().values())
-        config = next(s.speculative for s in launched if s.arm == f"candidate-{better}")
-        argv = serving.with_speculative(config)
+        won = next(s for s in launched if s.arm == f"candidate-{better}")
+        if won.context_axis:
+            # No argument alone serves so: the recommendation says what does.
+            return answer
+        argv = serving.with_speculative(won.speculative)
         assert not isinstance(argv, Unreadable), "it was launched with this very edit"
         answer["command"] = argv
     return answer

@@ -5,6 +5,7 @@ from typing import Any
 
 from specschedule.core.alike import twins
 from specschedule.core.compare import INCUMBENT, NONE, TWIN
+from specschedule.core.context_axis import Follower, every_k
 from specschedule.core.schedule import ROWS, EffectiveTable, effective, speculative_config
 from specschedule.core.spec import Candidate, Effort, Spec
 from specschedule.core.target import ServerFacts
@@ -28,6 +29,8 @@ class Arm(Value):
     """Speculative config to serve with; None for none."""
     schedule: list[list[int]] | None = None
     """Its schedule, if it has one."""
+    context_axis: bool = False
+    """Whether the context-axis scheduler follows it; then ``speculative`` only names every K."""
     unchanged: bool = False
     """True for arms that keep the target's own arguments byte for byte."""
     graph_mode: str | None = None
@@ -86,22 +89,25 @@ def _touch(band: tuple[int, int], contexts: tuple[int, int], table: EffectiveTab
     return band[0] <= contexts[1] and (open_ended or contexts[0] <= band[1])
 
 
-def arms(spec: Spec, server: ServerFacts, *, version: str | None = None) -> list[Arm]:
+def arms(
+    spec: Spec, server: ServerFacts, *, version: str | None = None, delivered: bool = False
+) -> list[Arm]:
     """Return the arms of a run: the incumbent, the candidates in order, then the controls.
 
     Args:
         spec: The question.
         server: The target's server.
         version: vLLM's version, where a launch has told it; else its image's tag may.
+        delivered: Whether launches can carry a scheduler of ours, which five-number rows need.
 
     Raises:
         ScheduleError: A candidate's schedule is none, or the target's own.
     """
     limit = {"max_model_len": server.max_model_len}
-    return [arm.model_copy(update=limit) for arm in _arms(spec, server, version)]
+    return [arm.model_copy(update=limit) for arm in _arms(spec, server, version, delivered)]
 
 
-def _arms(spec: Spec, server: ServerFacts, version: str | None) -> list[Arm]:
+def _arms(spec: Spec, server: ServerFacts, version: str | None, delivered: bool) -> list[Arm]:
     own = server.speculative
     own_rows = own.get(ROWS) if own else None
     incumbent = Arm(
@@ -113,7 +119,7 @@ def _arms(spec: Spec, server: ServerFacts, version: str | None) -> list[Arm]:
         why="what serves now: gains and losses are against it, and its relaunches show the noise",
     )
     base = own if own is not None else (spec.speculative.plain() if spec.speculative else None)
-    candidates = _candidates(spec, base, server, incumbent)
+    candidates = _candidates(spec, base, server, incumbent, delivered)
     found = [incumbent, *candidates, _none(server, incumbent)]
     found.extend(_static(k, base, server, incumbent) for k in _statics(spec, incumbent, candidates))
     if spec.experiment.effort is Effort.QUICK:
@@ -136,21 +142,25 @@ def _arms(spec: Spec, server: ServerFacts, version: str | None) -> list[Arm]:
 
 
 def _candidates(
-    spec: Spec, base: dict[str, Any] | None, server: ServerFacts, incumbent: Arm
+    spec: Spec, base: dict[str, Any] | None, server: ServerFacts, incumbent: Arm, delivered: bool
 ) -> list[Arm]:
     """Return the candidates; one that the engine would treat like an arm before is not launched."""
-    same = twins(spec.candidates, server)
+    same, follower = twins(spec.candidates, server), Follower(server, delivered)
     found = []
     for each in spec.candidates:
         twin = None
         if each.name in same:
             other = same[each.name]
             twin = INCUMBENT if other is None else f"candidate-{other}"
-        config = speculative_config(base, max_tokens=each.largest_tokens, rows=each.schedule)
+        rows, most = each.schedule, each.largest_tokens
+        followed = follower.follows(rows, most)
+        if followed:
+            rows = every_k(most, server.max_num_seqs)
         arm = Arm(
             name=f"candidate-{each.name}",
-            speculative=config,
+            speculative=speculative_config(base, max_tokens=most, rows=rows),
             schedule=each.schedule,
+            context_axis=followed,
             max_num_seqs=server.max_num_seqs,
             same_as=twin,
             why="the schedule that must show it is better"

@@ -24,7 +24,8 @@ from specschedule.core.compare import (
     to_effect,
     to_share,
 )
-from specschedule.core.noise import Noise, controls_of_each_other
+from specschedule.core.context_axis import by_context
+from specschedule.core.noise import Noise, controls_of_each_other, planned_tokens
 from specschedule.core.spec import Metric, Protect, Rule
 from specschedule.core.verdict import Answer, BarResult
 
@@ -129,14 +130,8 @@ class Applied:
             if self.evidence.spec.rule is Rule.EVERY_PAIR:
                 rule = self._every_pair
             said = rule(requirement, differences)
-        if said.answer != "Lost" and self._is_same(requirement):
-            said = _Said(
-                "NotMet",
-                "SameConfiguration",
-                "both arms run the same tokens on the same code path here: their difference is "
-                "noise, and no gain may be claimed from it",
-                said.numbers,
-            )
+        if said.answer != "Lost" and (same := self._same(requirement)) is not None:
+            said = _Said("NotMet", "SameConfiguration", same, said.numbers)
         if said.answer == "Met":
             said = self._doubt(requirement, values, differences) or said
         return self._write(requirement, differences, said)
@@ -190,12 +185,26 @@ class Applied:
             return _Said("Unproven", "TooFewRequests", few)
         return None
 
-    def _is_same(self, requirement: Requirement) -> bool:
-        """Say whether a gain is asked for where both arms do the same."""
-        return requirement.kind == "improve" and all(
-            controls_of_each_other(self.evidence, p.arm, p.reference, requirement.place)
-            for p in self.pairs
-        )
+    def _same(self, requirement: Requirement) -> str | None:
+        """Say why a gain that is asked for may not be claimed: both arms do the same there."""
+        place = requirement.place
+        if requirement.kind != "improve":
+            return None
+        if all(
+            controls_of_each_other(self.evidence, p.arm, p.reference, place) for p in self.pairs
+        ):
+            return (
+                "both arms run the same tokens on the same code path here: their difference is "
+                "noise, and no gain may be claimed from it"
+            )
+        launches = [launch for pair in self.pairs for launch in (pair.arm, pair.reference)]
+        tokens = {planned_tokens(self.evidence.at(launch, place)) for launch in launches}
+        if by_context(self.rows) and len(tokens) == 1 and None not in tokens:
+            return (
+                f"both arms select K={tokens.pop()} here: rows by context change nothing, and no "
+                "gain may be claimed for them"
+            )
+        return None
 
     def _every_pair(self, requirement: Requirement, differences: Sequence[float]) -> _Said:
         place, share = requirement.place, requirement.share

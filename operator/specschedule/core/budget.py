@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from math import ceil
 
 from specschedule.core.arms import PIECEWISE, ZERO, Arm
@@ -13,6 +14,7 @@ from specschedule.core.visit import COMPARED_TOKENS, Window, waves
 from specschedule.core.windows import (
     CROSSING_SECONDS,
     MOST_CATEGORIES,
+    Contexts,
     apart,
     depths,
     swing,
@@ -92,6 +94,7 @@ def cost(
     scrape_seconds: float = 15.0,
     done: Sequence[Launch] = (),
     workload: Workload | None = None,
+    contexts: Contexts | None = None,
 ) -> Cost:
     """Predict what a run costs.
 
@@ -104,6 +107,7 @@ def cost(
         scrape_seconds: Interval of Prometheus' scrapes.
         done: Launches so far; their boot times, warm-ups and windows replace the guesses.
         workload: What the load sends, where that was read.
+        contexts: What is held by context, as a search says.
     """
     sent = workload or Workload()
     boot = _mean((x.receipt.boot_seconds for x in done), otherwise=_boot(boot_seconds))
@@ -120,11 +124,9 @@ def cost(
     for arm in arms:
         early, late = _counts(spec, arm, candidates, fewest, most)
         held = apart(spec, arm.name, sent.categories)
-        first = windows(spec, arm, round=1, first=True, apart=held, trace=sent.trace)
-        later = [
-            windows(spec, arm, round=at + 1, first=False, swing=rates, trace=sent.trace)
-            for at in range(1, early)
-        ]
+        planned = partial(windows, spec, arm, contexts=contexts, trace=sent.trace)
+        first = planned(round=1, first=True, apart=held)
+        later = [planned(round=at + 1, first=False, swing=rates) for at in range(1, early)]
         visits = [first, *later]
         seconds = boot + warm_up + SCRAPES_PER_VISIT * scrape_seconds
         seconds += sum(_seconds(spec, w, taken) for v in visits for w in v) / len(visits)

@@ -300,13 +300,13 @@ class Evidence:
         mixing = [cell for cell in found if cell.category is None]
         if mixing and place.category is None:
             found = mixing
-        plain = [cell for cell in found if cell.profile.context is None]
+        plain = [cell for cell in found if cell.profile.as_they_are]
         return plain if plain and place.context is None else found
 
     def _is_at(self, cell: Cell, context: int) -> bool:
         """Say whether a held window is at a context: one that the bar names, or of a class."""
         if any(requirement.context == context for requirement in requirements(self.spec.bar)):
-            return cell.context == context
+            return cell.context == context and cell.profile.contexts is None
         return self.context_class(cell) == context
 
     def parts(self, launch: Launch, place: Place) -> Parts:
@@ -345,7 +345,7 @@ class Evidence:
         if place.context is not None or not classes:
             return [place]
         here = [cell for each in self.counted for cell in self.at(each, place)]
-        plain = any(cell.context is None and cell.profile.context is None for cell in here)
+        plain = any(cell.context is None and cell.profile.as_they_are for cell in here)
         return [
             *([place] if plain else []),
             *(place._replace(context=context) for context in classes),

@@ -7,6 +7,7 @@ band is judged against the arm ``none``, so a run without one leaves it Unknown.
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from specschedule.core.compare import NONE, places, requirements, unfit
+from specschedule.core.context_axis import by_context
 from specschedule.core.evidence import Cell, Launch
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
 from specschedule.core.receipts import SCHEDULE_DISABLED, noted
@@ -100,10 +101,17 @@ def schedule_in_effect(
     seen: dict[str, set[int]] = {}
     for each in drafting:
         for cell in counted_cells(each):
-            if cell.tokens is None or cell.drafts is None or cell.draft_tokens is None:
+            at = cell.profile.concurrency
+            if cell.drafts is None or cell.draft_tokens is None:
                 continue
-            verdict, text = _drafted(each, cell, server)
-            seen.setdefault(each.arm, set()).add(cell.tokens)
+            if cell.tokens is not None:
+                verdict, text = _drafted(each, cell, server)
+                seen.setdefault(each.arm, set()).add(cell.tokens)
+            elif by_context(each.schedule) and cell.profile.kind == "hold":
+                verdict, text = _recorded(each, cell, server)
+                seen.setdefault(each.arm, set()).update(_neighbours(each, at, server))
+            else:
+                continue
             if verdict == "Near":
                 notes.add(text)
             elif verdict:
@@ -131,7 +139,7 @@ def schedule_in_effect(
             lacking = "has no draft counters"
         elif cell.tokens is not None:
             continue
-        elif _by_context(each):
+        elif by_context(each.schedule):
             varying.add(f"{each.arm} at {cell.profile.concurrency} in flight: K varies by context")
             continue
         else:
@@ -149,10 +157,6 @@ def _named_points(spec: Spec) -> set[int]:
     """Return the load points that the bar names, or all where it names offered loads only."""
     named = {place.at for asked in requirements(spec.bar) for place in places(spec, asked)}
     return {at for at in named if at is not None} or set(spec.load.points)
-
-
-def _by_context(launch: Launch) -> bool:
-    return any(len(row) == 5 for row in launch.schedule or [])
 
 
 def _other_schedule(launch: Launch, server: ServerFacts) -> bool:
@@ -212,6 +216,33 @@ def _drafted(launch: Launch, cell: Cell, server: ServerFacts) -> tuple[str, str]
         )
     reason = "NotLimited" if per_draft > planned else "DraftsShort"
     return reason, f"{where}: {per_draft:.2f} tokens a draft where {planned} are planned"
+
+
+def _recorded(launch: Launch, cell: Cell, server: ServerFacts) -> tuple[str, str]:
+    """Hold the K of each step against those that a table has at a load point, at any context.
+
+    A step without a draft may be right at any K: its drafter found nothing. Without steps, the
+    mean is held against the smallest and the largest of them. Answers as ``_drafted`` does.
+    """
+    planned = sorted(_neighbours(launch, cell.profile.concurrency, server))
+    where = f"{launch.arm} at {cell.profile.concurrency} in flight"
+    said = f"where its table has K={', '.join(map(str, planned))}"
+    drafts, tokens = cell.drafts or 0, cell.draft_tokens or 0
+    if not drafts:
+        return ("", "") if 0 in planned else ("SpeculationOff", f"{where} drafted nothing {said}")
+    mean = tokens / drafts
+    for reason, beyond in (
+        ("NotLimited", mean - planned[-1]),
+        ("DraftsShort", min((k for k in planned if k), default=0) - mean),
+    ):
+        if beyond > TOKENS_TOLERANCE:
+            return reason, f"{where}: {mean:.2f} tokens a draft {said}"
+    steps = {each.tokens: each.count for each in cell.steps or [] if each.tokens}
+    other = {k: count for k, count in steps.items() if k not in planned}
+    if sum(other.values()) > TOKENS_TOLERANCE * sum(steps.values()):
+        named = ", ".join(map(str, sorted(other)))
+        return "OtherScheduleInEffect", f"{where}: steps verified K={named} {said}"
+    return "", ""
 
 
 def _neighbours(launch: Launch, at: int | None, server: ServerFacts) -> set[int]:

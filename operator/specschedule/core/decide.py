@@ -41,9 +41,18 @@ def decide(observed: Observed, now: float, *, matrix: Sequence[gates.MatrixRow])
     run = run_id(schedule.uid, schedule.spec, schedule.retry)
     ended = schedule.status.get("runId") == run and schedule.status.get("outcome")
     # What was proposed goes on to promotion, by its own evidence, once the mode lets it.
-    if ended and not (ended == "Proposed" and schedule.spec.mode is not Mode.PROPOSE):
+    held_back = ended == "Proposed" and schedule.spec.mode is not Mode.PROPOSE
+    if ended and (not held_back or _needs_our_scheduler(observed, run)):
         return _ended(observed, run)
     return Run(observed, schedule.spec, run, now, matrix).decide()
+
+
+def _needs_our_scheduler(observed: Observed, run: str) -> bool:
+    """Say whether what a run proposed needs a scheduler that a promotion cannot bring."""
+    verdicts = observed.schedule.status.get("verdict") or []
+    better = {f"candidate-{v['candidate']}" for v in verdicts if v["verdict"] == "Better"}
+    launched = (trial.spec for trial in observed.trials if trial.spec.run_id == run)
+    return any(spec.context_axis and spec.arm in better for spec in launched)
 
 
 def _deleted(observed: Observed) -> Decision:

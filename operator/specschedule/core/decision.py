@@ -61,6 +61,7 @@ def as_launch(trial: TrialFacts) -> Launch:
         position=trial.spec.position,
         attempt=trial.spec.attempt,
         schedule=trial.spec.schedule,
+        context_axis=trial.spec.context_axis,
         started_at=trial.status.started_at,
         receipt=trial.status.receipt,
         warm_up_seconds=trial.status.warm_up_seconds,

@@ -54,10 +54,17 @@ class Profile(Reading):
     """open: recorded arrivals to replay instead of drawn ones: a file, or the digest of the one
     that the load process is given."""
     context: int | None = None
-    """depth, and hold where a screen wants a context: prompt tokens."""
+    """depth, and hold where a context is wanted: prompt tokens."""
+    contexts: list[int] | None = None
+    """hold: prompt tokens that requests take in turn, where contexts are mixed."""
     steps: list[list[int]] | None = None
     """equivalence: [requests in flight, prompts] of each step, in order; a prompt is sent as soon
     as fewer than that many are in flight."""
+
+    @property
+    def as_they_are(self) -> bool:
+        """Whether prompts are sent as they are: none is made to a length for its context."""
+        return self.context is None and self.contexts is None
 
     @property
     def mean_rate(self) -> float | None:
@@ -218,7 +225,7 @@ class Cell(Reading):
     @property
     def plain_load(self) -> bool:
         """Whether it sends the workload as it is: all categories, prompts of their own length."""
-        return self.category is None and self.profile.context is None
+        return self.category is None and self.profile.as_they_are
 
     @property
     def not_held(self) -> str | None:
@@ -291,7 +298,9 @@ class Receipt(Reading):
     """KV cache size, in tokens."""
     schedule: list[list[int]] | None = None
     """num_speculative_tokens_per_batch_size as the engine reports it; without rows where its worker
-    knows of none."""
+    knows of none. The table of the context-axis scheduler, where that says what it follows."""
+    scheduler: str | None = None
+    """context-axis where that scheduler of ours said what it follows."""
     num_speculative_tokens: int | None = None
     """num_speculative_tokens as the engine reports it."""
     torch_version: str | None = None
@@ -372,6 +381,8 @@ class Launch(Value):
     """Which try of its pair this is, from 1; only the last try of a round counts."""
     schedule: list[list[int]] | None = None
     """Schedule of the arm, if it has one."""
+    context_axis: bool = False
+    """True where the context-axis scheduler follows the schedule; the engine boots with others."""
     started_at: str | None = None
     """RFC 3339 start time."""
     receipt: Receipt = Field(default_factory=Receipt)

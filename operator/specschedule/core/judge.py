@@ -24,6 +24,7 @@ from specschedule.core.compare import (
     to_share,
     unfit,
 )
+from specschedule.core.context_axis import mixed, serving_needs
 from specschedule.core.decode import decode_rates
 from specschedule.core.evidence import Launch, Receipt
 from specschedule.core.noise import Noise, suspect, untested
@@ -97,6 +98,12 @@ def judge(
         )
     verdicts = [_Candidate(evidence, noise, name, len(tried)).verdict() for name in tried]
     outcome, said = _outcome(spec, verdicts)
+    advice = controls.recommendation(said.controls, evidence, server)
+    message = said.message
+    if said.verdict == "Better":
+        advice = serving_needs(spec, said.candidate, launches)
+        if advice:
+            outcome, message = "Proposed", f"{message}; proposed only: see the recommendation"
     tax = [
         row
         for candidate in spec.candidates
@@ -106,10 +113,8 @@ def judge(
     return Judgement(
         outcome=outcome,
         reason=said.reason,
-        message=said.message,
-        recommendation=""
-        if said.verdict == "Better"
-        else controls.recommendation(said.controls, evidence, server),
+        message=message,
+        recommendation=advice,
         noise_floor=_floors(noise),
         verdicts=verdicts,
         tax=tax,
@@ -436,6 +441,8 @@ def _notes(evidence: Evidence) -> list[Note]:
     if evidence.counted and evidence.fixed_arm(0) is None:
         message = "none was not measured: whether speculation pays at all is not known"
         found.append(("NoneNotMeasured", message))
+    held = (cell for launch in evidence.counted for cell in evidence.cells(launch))
+    found.extend(("ContextsMixed", message) for message in mixed(held))
     bench = untested(evidence) if evidence.counted else None
     if bench is not None:
         found.append(("BenchNotTested", bench))

@@ -32,7 +32,7 @@ IMAGE_PULL_PATIENCE_S = 120.0
 """A registry may hiccup; an image that cannot be pulled for this long is missing."""
 
 NOT_SWITCHED = "NotSwitched"
-"""Begins the failure of a probe whose engine does not do what its requests ask for."""
+"""Begins the failure of a launch whose engine does not do what a scheduler of ours planned."""
 
 BOOT_PATIENCE_S = 1800.0
 """A server that is not Ready this long after its container started never will be; large models
@@ -174,8 +174,9 @@ def _visiting(
             held=True,
         )
     cells = [_undisturbed(cell, pod.compiled_at) for cell in cells]
-    if trial.spec.screening:
-        # Its windows choose what is tested, and are no evidence: Prometheus is not asked.
+    if trial.spec.screening or (trial.spec.context_axis and found is not None):
+        # Windows that choose what is tested, or whose K is not as planned, are no evidence:
+        # Prometheus is not asked.
         return _over(trial, now, gpus, cells=cells, failed=found)
     spoilt = next((c.void for c in cells if c.void is not None), None)
     if spoilt is not None and trial.status.visits < MAX_VISITS:

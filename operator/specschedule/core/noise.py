@@ -121,8 +121,8 @@ def controls_of_each_other(evidence: Evidence, a: Launch, b: Launch, place: Plac
         return True
     if place is None:
         return False
-    tokens = _tokens(evidence.at(a, place))
-    if tokens is None or tokens != _tokens(evidence.at(b, place)):
+    tokens = planned_tokens(evidence.at(a, place))
+    if tokens is None or tokens != planned_tokens(evidence.at(b, place)):
         return False
     if _code_path(a, tokens) != _code_path(b, tokens):
         return False
@@ -146,7 +146,7 @@ def _known_apart(a: object, b: object) -> bool:
     return a is not None and b is not None and a != b
 
 
-def _tokens(cells: Collection[Cell]) -> int | None:
+def planned_tokens(cells: Collection[Cell]) -> int | None:
     """Return the one K of some windows; None when it varies or is unknown: they are mixed."""
     found = {cell.tokens for cell in cells}
     return found.pop() if len(found) == 1 else None

@@ -34,6 +34,8 @@ class TrialSpec(Value):
     """Which try of its pair this is, from 1."""
     schedule: list[list[int]] | None = None
     """Schedule of the arm, if it has one."""
+    context_axis: bool = False
+    """True where the context-axis scheduler follows the schedule; the engine boots with others."""
     speculative: dict[str, Any] | None = None
     """Speculative config of the arm; absent where it serves without one."""
     unchanged: bool = False

@@ -16,7 +16,7 @@ from specschedule.core.evidence import Launch
 from specschedule.core.spec import Effort, Rule, Spec
 from specschedule.core.values import Value
 from specschedule.core.visit import Screen, Window
-from specschedule.core.windows import Apart, apart, swing, windows
+from specschedule.core.windows import Apart, Contexts, apart, swing, windows
 from specschedule.core.workload import Workload
 
 __all__ = [
@@ -106,6 +106,7 @@ def next_launches(
     run: str,
     screens: int = 0,
     workload: Workload | None = None,
+    contexts: Contexts | None = None,
 ) -> Next:
     """Say what to launch now.
 
@@ -116,9 +117,10 @@ def next_launches(
         run: Run id; with the seed it decides the coins.
         screens: Launches that a search took before; numbers go on after them.
         workload: What the load sends, where that was read.
+        contexts: What is held by context, as a search says.
     """
     spec, _ = capacity.narrowed(spec, done)
-    return _Walk(spec, arms, done, run, screens, workload or Workload()).next()
+    return _Walk(spec, arms, done, run, screens, workload or Workload(), contexts).next()
 
 
 def pair_order(spec: Spec, candidate: str, local: int, *, run: str) -> list[str]:
@@ -143,6 +145,7 @@ class _Walk:
         run: str,
         screens: int,
         workload: Workload,
+        contexts: Contexts | None,
     ) -> None:
         self.spec = spec
         self.effort = spec.experiment.effort
@@ -151,6 +154,7 @@ class _Walk:
         self.run = run
         self.screens = screens
         self.workload = workload
+        self.contexts = contexts
         self.seed = (spec.experiment.seed, run)
 
     def next(self) -> Next:
@@ -355,6 +359,7 @@ class _Walk:
                         round=number,
                         first=self._is_first(arm),
                         apart=self._apart(candidate, number, arm),
+                        contexts=self.contexts,
                         swing=offered,
                         trace=self.workload.trace,
                     ),

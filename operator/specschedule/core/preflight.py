@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specschedule.core.alike import twins
+from specschedule.core.context_axis import Follower
 from specschedule.core.gate import (
     Gate,
     fails,
@@ -57,6 +58,7 @@ def before_pods(
     runner: Runner | None = None,
     drafter_block: int | None = None,
     trace: Trace | None = None,
+    delivered: bool = False,
 ) -> list[Gate]:
     """Answer every gate that needs no pod.
 
@@ -68,6 +70,7 @@ def before_pods(
         runner: Model runner of the serving engine, where its log was read.
         drafter_block: Block size in the drafter's files, where they were read beside the target.
         trace: What was read of the trace that the question names.
+        delivered: Whether launches can carry a scheduler of ours.
     """
     if isinstance(target, Unreadable):
         return [fails("target", target.reason, target.message)]
@@ -75,7 +78,9 @@ def before_pods(
     if isinstance(server, Unreadable):
         return overridden(spec, _unreadable(server))
     version = engine_version or version_of_image(server.image)
-    tables = tables_of(spec, server)
+    candidates = tables_of(spec, server)
+    follower = Follower(server, delivered, version)
+    tables = follower.booted(candidates)
     method = method_of(spec, server)
     if method is not None and method.endswith("_mtp"):
         method = "mtp"  # vLLM replaces the models' own names for it.
@@ -95,8 +100,8 @@ def before_pods(
         _arguments(server),
         _version(version, server),
         _data_parallel(server),
-        _schedules(spec, server),
-        _new(server, spec, tables),
+        _schedules(spec, server, follower.told(candidates)),
+        _new(server, spec, candidates),
         model_runner(server, where),
         method_and_schedule(where, matrix, tables),
         graph_mode(where, matrix, tables, server, spec.policy.graph_mode),
@@ -108,7 +113,7 @@ def before_pods(
         *isolation(server),
         _can_roll(spec, target),
         _log_level(server),
-        load_fits(spec, server, tables),
+        load_fits(spec, server, candidates),
         trace_fits(spec, trace, server.max_model_len),
         overrides(spec),
     ]
@@ -183,7 +188,7 @@ def tables_of(spec: Spec, server: ServerFacts) -> dict[str, EffectiveTable]:
     return tables
 
 
-def _schedules(spec: Spec, server: ServerFacts) -> Gate:
+def _schedules(spec: Spec, server: ServerFacts, by_context: Sequence[str]) -> Gate:
     for at, candidate in enumerate(spec.candidates):
         try:
             parse(candidate.schedule)
@@ -203,6 +208,7 @@ def _schedules(spec: Spec, server: ServerFacts) -> Gate:
         for name, table in tables.items()
         if table.starts[-1] > server.max_num_seqs
     ]
+    notes += by_context
     if notes:
         return passes("schedule", "; ".join(notes), "HoldsWithNotes")
     return passes("schedule", "every candidate's schedule says what the engine will do")

@@ -58,6 +58,7 @@ DIFFERENT_BY_DESIGN = (
     "notes",
     "num_speculative_tokens",
     "schedule",
+    "scheduler",
 )
 """Facts that arms, or launches of one arm, differ in without a word."""
 
@@ -395,7 +396,10 @@ def sources(counted: Sequence[Launch]) -> Gate:
 
 
 def instruments(counted: Sequence[Launch]) -> Gate:
-    """Require that every launch carries the same of ours: it takes time in every step."""
+    """Require that every launch carries the same of ours: it takes time in every step.
+
+    The context-axis scheduler is part of the arm that it was launched with, and must show itself.
+    """
     gate = "instruments"
     by_value, silent = _told(
         counted,
@@ -403,12 +407,19 @@ def instruments(counted: Sequence[Launch]) -> Gate:
     )
     left_out = {text for each in counted for text in noted(each.receipt, NOT_CARRIED)}
     why = "".join(f"; {text}" for text in sorted(left_out))
+    followed = [each for each in counted if each.context_axis]
+    if unseen := sorted({each.arm for each in followed if each.receipt.scheduler is None}):
+        said = f"the log of {', '.join(unseen)} does not tell the context-axis scheduler's table"
+        return unknown(gate, "NotRead", f"{said}{why}")
     if not by_value:
         return not_applicable(gate, "NoInstruments", f"no launch carries any{why}")
     if len(by_value) > 1:
         return fails(gate, "Differs", f"instruments differ between arms: {_listed(by_value)}{why}")
     if silent:
         return unknown(gate, "NotRead", f"instruments were not seen in {', '.join(silent)}{why}")
+    if followed:
+        named = ", ".join(sorted({each.arm for each in followed}))
+        why = f"; {named} the context-axis scheduler too, as launched{why}"
     return passes(gate, f"every arm carries {next(iter(by_value))}{why}", "Same")
 
 

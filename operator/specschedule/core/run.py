@@ -115,7 +115,11 @@ class Run:
             self.server = server
             self._search(server)
         self.answers = gates.before_pods(
-            self.spec, target, matrix=self.matrix, trace=self._workload.trace
+            self.spec,
+            target,
+            matrix=self.matrix,
+            trace=self._workload.trace,
+            delivered=self.observed.probes,
         )
         refused = gates.refused(self.answers)
         if refused is not None and not self.trials:
@@ -145,7 +149,8 @@ class Run:
         server = target.server
         try:
             versions = (trial.status.receipt.engine_version for trial in self.trials)
-            self.arms = arms(self.spec, server, version=next(filter(None, versions), None))
+            told = next(filter(None, versions), None)
+            self.arms = arms(self.spec, server, version=told, delivered=self.observed.probes)
         except ScheduleError as error:
             return self._reject(fails("schedule", error.reason, error.message))
         self.cost = plan.cost(
@@ -155,6 +160,7 @@ class Run:
             gpus=target.gpus,
             done=[as_launch(t) for t in self.rounds],
             workload=self._workload,
+            contexts=self.search.contexts if self.search else None,
         )
         if self.search is not None:
             self.cost = self.search.with_cost(self.cost, target)
@@ -296,6 +302,7 @@ class Run:
             run=self.run,
             screens=len(self.screens),
             workload=self._workload,
+            contexts=self.search.contexts if self.search else None,
         )
 
     def _create(self, slot: Slot, target: TargetFacts, server: ServerFacts) -> CreateTrial:
@@ -322,6 +329,7 @@ class Run:
                 position=slot.position,
                 attempt=slot.attempt,
                 schedule=arm.schedule,
+                context_axis=arm.context_axis,
                 speculative=arm.speculative,
                 unchanged=arm.unchanged,
                 graph_mode=arm.graph_mode,
@@ -349,7 +357,8 @@ class Run:
             return self._finish(judgement.outcome, judgement.reason, judgement.message, judgement)
         if blocking is not None:
             outcome = gates.withheld(blocking)
-            return self._finish(outcome, blocking.reason, blocking.message, judgement)
+            withheld = judgement.model_copy(update={"recommendation": ""})
+            return self._finish(outcome, blocking.reason, blocking.message, withheld)
         return self._better(target, server, better, judgement)
 
     def _judge(self) -> Judgement:
@@ -398,8 +407,8 @@ class Run:
         judgement: Judgement,
     ) -> Decision:
         arm = next(a for a in self.arms if a.name == f"candidate-{better.candidate}")
-        if self.spec.mode is Mode.PROPOSE:
-            return self._finish("Proposed", better.reason, better.message, judgement)
+        if self.spec.mode is Mode.PROPOSE or arm.context_axis:
+            return self._finish("Proposed", better.reason, judgement.message, judgement)
         if not (may_write(self.observed, self.spec, self.run) or self._target_serves_otherwise()):
             schedule = self.observed.schedule
             remedy = (

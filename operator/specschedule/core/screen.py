@@ -287,7 +287,9 @@ def next_windows(search: Search, cells: Iterable[Cell], *, count: int = 3) -> Ne
     wanted = seeds(search)
     if not wanted:
         return Next(asks=[], reason=HOLDS_NONE)
-    missing = [s for s in wanted if not _is_measured(s, done) and s not in lost]
+    # By plan: windows do not tell their context apart until there are some of another one.
+    measured = {planned(w.cell) or w.setting for w in found.schedule}
+    missing = [s for s in wanted if not _is_measured(s, measured) and s not in lost]
     if missing:
         return Next(
             asks=[_ask(s, "seed") for s in shuffled(missing, search.seed, "seeds")],

@@ -47,19 +47,6 @@ def fixed_tokens(arm: str) -> int | None:
     return int(arm.removeprefix(_CONSTANT)) if arm.startswith(_CONSTANT) else None
 
 
-def every_k(max_tokens: int, max_num_seqs: int) -> list[list[int]]:
-    """Return rows that name every K, so that a probe's engine prepares for each.
-
-    Args:
-        max_tokens: Largest K.
-        max_num_seqs: Largest batch size; with fewer than there are Ks, the smallest are left out.
-    """
-    ks = list(range(max_tokens, -1, -1))[:max_num_seqs]
-    rows = [[at, at, k] for at, k in enumerate(ks, start=1)]
-    rows[-1][1] = max_num_seqs
-    return rows
-
-
 def search(screen: Screen, *, slo: Slo, output_tokens: int, prompt_tokens: int) -> Search:
     """Return what a screen tunes.
 

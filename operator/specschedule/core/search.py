@@ -6,13 +6,15 @@ tells as much and costs more.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from specschedule.core.arms import Arm, can_verify_adaptively
 from specschedule.core.budget import Cost, with_screen
 from specschedule.core.compare import NONE
+from specschedule.core.context_axis import Follower, by_context, every_k
 from specschedule.core.controls import argument
+from specschedule.core.cost import Setting
 from specschedule.core.evidence import Cell, Launch
 from specschedule.core.launches import NOT_SWITCHED
 from specschedule.core.plan import MAX_ATTEMPTS, LaunchRecord, Slot, Start
@@ -22,7 +24,6 @@ from specschedule.core.schedule import ROWS, effective, speculative_config
 from specschedule.core.screen import Search
 from specschedule.core.screening import (
     PROBE,
-    every_k,
     fixed_arm,
     fixed_tokens,
     launch_windows,
@@ -34,6 +35,7 @@ from specschedule.core.target import ServerFacts, TargetFacts
 from specschedule.core.tuner import NothingMeasured, propose
 from specschedule.core.values import Value
 from specschedule.core.visit import Screen
+from specschedule.core.windows import Contexts
 
 MOST_CANDIDATES = 3
 """Proposals that are tested at most, each only if the one before fails."""
@@ -79,6 +81,8 @@ class Look:
     """What the screen proposes; None before it is over, and where nothing was measured."""
     found: Found | None = None
     """What follows from it; None before the screen is over."""
+    contexts: Contexts = field(default_factory=dict)
+    """What Confirm holds by context; empty where no candidate has rows by context."""
 
     def with_cost(self, confirm: Cost, target: TargetFacts) -> Cost:
         """Return what the run costs, screen included."""
@@ -128,9 +132,27 @@ def look(
         except NothingMeasured as error:
             why = f"the screen measured nothing that can be used: {_faults(done) or error}"
             return Look(asked, stand_in(asked, server), arms, None, found=Found(why=why))
-    found = found_in(asked, server, proposed)
+    found = found_in(asked, Follower(server, probes, _version(done)), proposed)
     spec = tested(asked, proposed, found) if found.candidates else stand_in(asked, server)
-    return Look(asked, spec, arms, None, proposed, found)
+    held = _held(asked, server, done) if any(map(_by_context, found.candidates)) else {}
+    return Look(asked, spec, arms, None, proposed, found, held)
+
+
+def _held(spec: Spec, server: ServerFacts, done: Sequence[Launch]) -> Contexts:
+    """Return the contexts of a search that the server can hold, by load point."""
+    wanted, limits = _search(spec, _described(spec, server, done)), _limits(spec)
+    return {
+        at: [
+            context
+            for context in limits.contexts
+            if wanted.possible(Setting(min(at, server.max_num_seqs), limits.max_tokens, context))
+        ]
+        for at in spec.load.points
+    }
+
+
+def _by_context(candidate: Candidate) -> bool:
+    return by_context(candidate.schedule)
 
 
 def _faults(done: Sequence[LaunchRecord]) -> str:
@@ -318,14 +340,18 @@ def proposals(
         NothingMeasured: No window of theirs can be used.
     """
     wanted = _search(spec, _described(spec, server, screens, serving))
-    version = next(filter(None, (each.receipt.engine_version for each in screens)), None)
     # What an engine ran that does not do as planned is not known.
     told = [launch for launch in screens if not _not_switched(launch)]
     return propose(
         wanted,
         [cell for launch in told for cell in launch.cells],
-        adaptive=can_verify_adaptively(_base(spec, server), server, version),
+        adaptive=can_verify_adaptively(_base(spec, server), server, _version(screens)),
     )
+
+
+def _version(launches: Sequence[Launch]) -> str | None:
+    """Return vLLM's version as launches tell it; None where none does."""
+    return next(filter(None, (each.receipt.engine_version for each in launches)), None)
 
 
 def _search(spec: Spec, screen: Screen) -> Search:
@@ -335,12 +361,18 @@ def _search(spec: Spec, screen: Screen) -> Search:
     )
 
 
-def found_in(spec: Spec, server: ServerFacts, proposed: Proposals) -> Found:
+def found_in(spec: Spec, follower: Follower, proposed: Proposals) -> Found:
     """Return what to test of what is proposed.
 
-    Five-number rows are shown and not tested: they need a scheduler that serving has not.
+    Rows by context are tested behind the best rows of three numbers, or alone where a control is as
+    good as those; where no scheduler of ours can follow them they are shown only.
     """
+    server = follower.server
+    rows = [each for each in proposed.proposed if _testable(each, follower)]
     first = next(each for each in proposed.proposed if each.name == proposed.lead)
+    if first.kind != "schedule":
+        rows = [each for each in rows if by_context(each.schedule) and _gains(each)]
+        first = rows[0] if rows else first
     if first.kind != "schedule":
         own = _serves(server, first)
         why = f"the screen predicts that no schedule beats {first.name}"
@@ -352,7 +384,6 @@ def found_in(spec: Spec, server: ServerFacts, proposed: Proposals) -> Found:
             "screen, not confirmed)",
             why=f"{why}: {first.why}",
         )
-    rows = [each for each in proposed.proposed if _testable(each)]
     new = [each for each in rows if not _serves(server, each)][:MOST_CANDIDATES]
     if not new:
         return Found(
@@ -368,10 +399,17 @@ def found_in(spec: Spec, server: ServerFacts, proposed: Proposals) -> Found:
     )
 
 
-def _testable(proposed: Proposed) -> bool:
+def _testable(proposed: Proposed, follower: Follower) -> bool:
     rows = proposed.schedule or []
     several = len({row[-1] for row in rows}) > 1
-    return several and proposed.same_as is None and all(len(row) == 3 for row in rows)
+    can = not by_context(rows) or follower.cannot(proposed.max_tokens or 1) is None
+    return several and proposed.same_as is None and can
+
+
+def _gains(proposed: Proposed) -> bool:
+    """Say whether a proposal is predicted to beat every control that it is compared with."""
+    gains = (proposed.over_none, proposed.over_static)
+    return all(gain is None or gain.value > 0 for gain in gains)
 
 
 def tested(spec: Spec, proposed: Proposals, found: Found) -> Spec:

@@ -113,7 +113,9 @@ class Candidate(Value):
     schedule: Rows
     """Rows [first, last, tokens] by batch size, or [first, last, contextFirst, contextLast,
     tokens]; ranges are inclusive, as in vLLM's num_speculative_tokens_per_batch_size. The batch
-    size is the number of requests scheduled in an engine step, prefills included."""
+    size is the number of requests scheduled in an engine step, prefills included. Where
+    the engine takes three numbers only, rows of five are followed by a scheduler of ours; serving
+    has none, so a winner of five is Proposed."""
     max_tokens: Annotated[int, Field(ge=1, le=64)] | None = None
     """num_speculative_tokens of the launch. The largest tokens of the rows when left out."""
 

@@ -181,7 +181,8 @@ def _by_context(
         max_tokens=max(1, *(row[-1] for row in table)),
         predicted=_predicted(seen, lambda b, c: tokens_at(columns[c or 0], b)),
         why=f"K by context gains {gain:.1%} over the best K by batch size, beyond the "
-        f"noise floor of {seen.floor:.1%}; needs an engine that takes five-number rows",
+        f"noise floor of {seen.floor:.1%}; serving needs our context-axis scheduler, or an engine "
+        "that takes five-number rows",
         warnings=warnings,
     )
     return [proposed], []

@@ -238,7 +238,8 @@ class Judgement(Value):
     message: str
     """The same for people, with the numbers."""
     recommendation: str = ""
-    """Control that is better than everything else, with its argument; empty otherwise."""
+    """Control that is better than everything else, with its argument, or what serving needs for a
+    winner that no promotion can bring; empty otherwise."""
     noise_floor: list[Floor] = []
     """By metric and load point of the bar."""
     verdicts: list[Verdict] = []

@@ -1,6 +1,6 @@
 """What a launch measures: the load points, what the bar names, crossings, and its outputs."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from specschedule.core.arms import Arm
@@ -40,6 +40,9 @@ MOST_CATEGORIES = 4
 
 Apart = Collection[tuple[int, str]]
 """(load point, prompt category): windows of one category, beside those that mix them."""
+
+Contexts = Mapping[int, Sequence[int]]
+"""Mean contexts by load point, in tokens: held apart and mixed where rows by context are tested."""
 
 
 def apart(spec: Spec, arm: str, categories: Sequence[str]) -> list[tuple[int, str]]:
@@ -127,6 +130,7 @@ def windows(
     round: int,
     first: bool,
     apart: Apart = (),
+    contexts: Contexts | None = None,
     swing: Offered | None = None,
     trace: Trace | None = None,
 ) -> list[Window]:
@@ -139,6 +143,8 @@ def windows(
         first: Whether it is the arm's first launch, which measures every crossing, and the first
             passes before everything else, from the lowest boundary up.
         apart: What is held by category, beside what the bar names.
+        contexts: What is held by context, beside what the bar names; several of a load point are
+            also mixed, as the engine looks at their mean.
         swing: Offered load that crosses the boundaries, once it is known.
         trace: Recorded arrivals to replay.
     """
@@ -147,6 +153,8 @@ def windows(
     asked = [place for each in requirements(spec.bar) for place in places(spec, each)]
     named = {(p.at, p.category, p.context) for p in asked if p.at is not None}
     named.update((at, category, None) for at, category in apart)
+    held = contexts or {}
+    named.update((at, None, context) for at in points for context in held.get(at, ()))
     seeds = 2 if effort is Effort.THOROUGH else 1
     base = 1000 * spec.experiment.seed + 10 * round
     found = []
@@ -156,7 +164,7 @@ def windows(
             key=lambda each: (each[0] or "", each[1] or 0),
         )
         for category, context in dict.fromkeys([(None, None), *beside]):
-            prompt = None if context is None else prompt_of(context, load)
+            prompt = None if context is None else max(1, prompt_of(context, load))
             for seed in range(base, base + seeds):
                 middle = f"hold{at}" + (f"-{category}" if category else "")
                 middle += f"-c{context}" if context else ""
@@ -171,6 +179,8 @@ def windows(
                         requests=load.requests,
                     )
                 )
+        if len(held.get(at, ())) > 1:
+            found.extend(_mixed(load, arm, round, at, held[at], range(base, base + seeds)))
     if first:
         found.extend(
             Window(
@@ -220,6 +230,23 @@ def windows(
     if effort is Effort.STANDARD and later:
         later = [later[round % len(later)]]
     return [*found, *later, outputs]
+
+
+def _mixed(
+    load: Load, arm: Arm, round: int, at: int, contexts: Sequence[int], seeds: Iterable[int]
+) -> Iterable[Window]:
+    """Yield windows of a load point whose requests have several contexts, in turn."""
+    prompts = [max(1, prompt_of(context, load)) for context in sorted(contexts)]
+    named = "+".join(map(str, sorted(contexts)))
+    for seed in seeds:
+        yield Window(
+            cell=f"r{round}-hold{at}-c{named}-s{seed}",
+            profile=Profile(kind="hold", concurrency=at, contexts=prompts),
+            tokens=arm.tokens(at, (prompts[0], prompts[-1] + load.output_tokens)),
+            context=sum(contexts) // len(contexts),
+            seed=seed,
+            requests=load.requests,
+        )
 
 
 def _contexts(load: Load, prompt: int | None) -> tuple[int, int] | None:

@@ -3,10 +3,13 @@
 ``python -m specschedule.engine.deliver FOLDER``: an init container runs it into a shared volume,
 a local process into a folder of the run. vLLM then finds the recorder as if it were installed;
 its image stays as it is, and so does this package's installation beside vLLM, which turns
-nothing on by itself.
+nothing on by itself. With ``--table ROWS`` the folder also gets a table for the context-axis
+scheduler.
 """
 
 import argparse
+import hashlib
+import json
 import shutil
 import sys
 import tempfile
@@ -61,6 +64,35 @@ def deliver(folder: Path) -> list[Path]:
     return files
 
 
+def table_file(rows: Sequence[Sequence[int]]) -> str:
+    """Return the name of a table's file in the folder: each table has its own."""
+    return f"table-{hashlib.sha256(_text(rows).encode()).hexdigest()[:10]}.json"
+
+
+def deliver_table(folder: Path, rows: Sequence[Sequence[int]]) -> Path:
+    """Write a table for the context-axis scheduler (SPECSCHEDULE_TABLE names its file).
+
+    Args:
+        folder: The folder; it is there.
+        rows: The rows.
+
+    Returns:
+        The file, relative to the folder.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    made = Path(table_file(rows))
+    (folder / made).write_text(_text(rows), encoding="utf-8")
+    # The engine may run as another user than the one that writes the file.
+    (folder / made).chmod(0o644)
+    return made
+
+
+def _text(rows: Sequence[Sequence[int]]) -> str:
+    return json.dumps([list(row) for row in rows])
+
+
 def _sources() -> Iterator[Path]:
     yield PACKAGE / "__init__.py"
     yield PACKAGE / "core/__init__.py"
@@ -73,9 +105,15 @@ def main(words: Sequence[str] | None = None) -> int:
     """Deliver, and print the files."""
     parser = argparse.ArgumentParser(prog="specschedule.engine.deliver", description=__doc__)
     parser.add_argument("folder", type=Path, help="what PYTHONPATH will name")
-    folder: Path = parser.parse_args(words).folder
+    parser.add_argument(
+        "--table", type=json.loads, help="rows for the context-axis scheduler, as JSON"
+    )
+    given = parser.parse_args(words)
+    folder: Path = given.folder
     try:
         files = deliver(folder)
+        if given.table is not None:
+            files.append(deliver_table(folder, given.table))
     except OSError as fault:
         sys.stderr.write(f"error: {folder} cannot be written: {fault}\n")
         return 2

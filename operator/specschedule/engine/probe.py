@@ -18,7 +18,7 @@ from specschedule.core import inband
 from specschedule.core.schedule import EffectiveTable
 from specschedule.engine import settings
 from specschedule.engine.planner import BootError, check_prepared
-from specschedule.engine.scheduling import Planned, log
+from specschedule.engine.scheduling import Planned, log, suiting
 
 
 class _InBand(Planned):
@@ -97,6 +97,5 @@ class EitherProbeScheduler:
 
     def __new__(cls, *given: Any, **named: Any) -> Any:
         """Make a scheduler as vLLM does."""
-        config = named["vllm_config"] if "vllm_config" in named else given[0]
-        asynchronous = bool(config.scheduler_config.async_scheduling)
-        return (AsyncProbeScheduler if asynchronous else ProbeScheduler)(*given, **named)
+        made = suiting(AsyncProbeScheduler, ProbeScheduler, given, named)
+        return made(*given, **named)

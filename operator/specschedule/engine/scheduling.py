@@ -7,6 +7,7 @@ Set between the two, K is what the drafter and the next step follow.
 
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -61,6 +62,14 @@ class Planned:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
         if self.planner.proof.finding != before:
             log.error("%s%s", settings.FINDING_LINE, self.planner.proof.finding)
+
+
+def suiting(
+    asynchronous: type, plain: type, given: Sequence[Any], named: Mapping[str, Any]
+) -> type:
+    """Return which of two schedulers suits a server, from what vLLM makes one with."""
+    config = named["vllm_config"] if "vllm_config" in named else given[0]
+    return asynchronous if config.scheduler_config.async_scheduling else plain
 
 
 def _check(scheduler: Any) -> EffectiveTable:

@@ -38,6 +38,9 @@ FINGERPRINT_LINE = "specschedule.engine.fingerprint: "
 FINDING_LINE = "specschedule.engine.scheduler: "
 """Begins the line in which a scheduler of ours says that its engine did otherwise than planned."""
 
+TABLE_LINE = "specschedule.engine.table: "
+"""Begins the line in which the context-axis scheduler says what it follows, as JSON rows."""
+
 STEPS_KEPT = 65_536
 """Steps kept where nothing is said: some minutes of a busy engine, about 30 MB."""
 

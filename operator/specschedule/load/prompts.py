@@ -131,7 +131,8 @@ def _line(line: str) -> Text:
 def made_to_length(window: Window) -> bool:
     """Say whether prompts are joined and cut to a length that the window tells, or sent whole."""
     profile = window.profile
-    return profile.kind == "equivalence" or profile.context is not None or profile.trace is not None
+    made = not profile.as_they_are or profile.trace is not None
+    return made or profile.kind == "equivalence"
 
 
 class Source:
@@ -158,9 +159,11 @@ class Source:
         load = json.dumps(window.profile.plain(), sort_keys=True)
         self._nonce = f"{visit.run}/{visit.round}/{visit.visit}/{self._order}/{load}/{repeat}"
         self._lines = self._arrange(pool) if pool else None
-        self._length = window.profile.context
-        if self._length is None and made_to_length(window):
-            self._length = visit.prompt_tokens
+        self._lengths: list[int] = []
+        """Lengths that prompts are made to in turn; none where they are sent whole."""
+        if made_to_length(window):
+            profile = window.profile
+            self._lengths = profile.contexts or [profile.context or visit.prompt_tokens]
         self._shared, self._shared_ids = "", list[int]()
         if visit.prefix_cache == "Shared":
             self._shared = self._words("shared", max(64, visit.prompt_tokens // 2))
@@ -228,7 +231,7 @@ class Source:
 
     def samples(self, prompt_tokens: int | None = None) -> list[tuple[Text, int]]:
         """Return one prompt of each category made to a length, as ``sized`` does."""
-        length = prompt_tokens or self._length
+        length = prompt_tokens or max(self._lengths, default=None)
         if self._lines is None:
             return [(self._synthetic(0, length), 0)]
         return [self.sized(self._given(at, length)[1]) for at in range(len(self._lines))]
@@ -260,11 +263,21 @@ class Source:
 
     def _prompt(self, index: int, prompt_tokens: int | None) -> tuple[str | None, Text]:
         """Return category and prompt of a place in the order; categories take turns."""
-        length = prompt_tokens or self._length
+        length = prompt_tokens or self._length(index)
         if self._lines is None:
             return self._window.category, self._synthetic(index, length)
         name, prompt = self._given(index, length)
         return name, self._regime(prompt, index)
+
+    def _length(self, index: int) -> int | None:
+        """Return the length that the prompt at a place is made to; None where it is sent whole.
+
+        Every category goes through all lengths.
+        """
+        if not self._lengths:
+            return None
+        turn = index // (len(self._lines) if self._lines else 1)
+        return self._lengths[turn % len(self._lengths)]
 
     def _given(self, index: int, length: int | None) -> tuple[str, Text]:
         """Return category and prompt of a place as they were given, or made to a length."""

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass as checked
 
 from specschedule.core import schedule as schedules
 from specschedule.engine import settings
+from specschedule.sim import context
 from specschedule.sim.arguments import Arguments, Refused
 from specschedule.sim.engine import Graphs, Settings, TokensFor
 from specschedule.sim.faults import Fault, Planted
@@ -130,6 +131,8 @@ class Launch:
     scheduler_cls: str | None = None
     probe: Probe | None = None
     """The probe scheduler, where it is asked for."""
+    followed: schedules.EffectiveTable | None = None
+    """What the context-axis scheduler follows, where it is asked for."""
     late_refusal: str | None = None
     """Why the scheduler cannot be built, in vLLM's words."""
     buckets: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -290,20 +293,19 @@ def _resolved(launch: Launch, config: SpeculativeConfig | None) -> Launch:
     # vLLM's scheduler takes an empty schedule for none; its V2 graph manager refuses it.
     if rows or (rows is not None and launch.runner == "V2"):
         table, late = _table(rows, max_tokens, launch.settings.max_num_seqs)
-    switched = None
+    switched, followed = None, None
     try:
-        switched = (
-            None
-            if late
-            else probe(
+        if not late:
+            plain = None if rows is None else [list(row) for row in rows]
+            limits = {"max_tokens": max_tokens, "max_num_seqs": launch.settings.max_num_seqs}
+            switched = probe(
                 launch.scheduler_cls,
-                None if rows is None else [list(row) for row in rows],
+                plain,
                 launch.environment,
-                max_tokens=max_tokens,
-                max_num_seqs=launch.settings.max_num_seqs,
                 ignored=launch.hits(Fault.IGNORES_K),
+                **limits,
             )
-        )
+            followed = context.followed(launch.scheduler_cls, plain, launch.environment, **limits)
     except Refused as refused:
         late = refused.message
     return replace(
@@ -312,10 +314,11 @@ def _resolved(launch: Launch, config: SpeculativeConfig | None) -> Launch:
         graphs_config=graphs,
         late_refusal=late,
         probe=switched,
+        followed=followed,
         settings=replace(
             launch.settings,
             max_tokens=max_tokens,
-            tokens_for=switched or table,
+            tokens_for=switched or (followed.tokens if followed else table),
             graphs=in_effect,
             drafter_ignores_tokens=launch.hits(Fault.DRAFTER_IGNORES_K)
             or (launch.runner == "V2" and config.method in _DRAFTS_IN_FULL),

@@ -107,6 +107,8 @@ class Server:
         if self.launch.prints_facts:
             facts = json.dumps(startup.worker_facts(self.launch))
             self._log.printed(f"{settings.FINGERPRINT_LINE}{facts}")
+        if (table := self.launch.followed) is not None:
+            self._log.printed(f"{settings.TABLE_LINE}{json.dumps(table.ranges)}")
         return True
 
     async def _serve(self) -> int:

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from specschedule.core import context_axis
 from specschedule.core.spec import Slo
 from specschedule.core.target import ServerFacts, Unreadable
 from specschedule.engine import settings
+from specschedule.engine.deliver import table_file
 from specschedule.vllm_facts.editing import ArgumentEdit, with_added, with_speculative
 from specschedule.vllm_facts.launch import refuse
 from specschedule.vllm_facts.plain import items
@@ -50,6 +52,8 @@ class Instruments:
     """Environment variables of the server."""
     left_out: tuple[str, ...] = ()
     """What this target cannot carry, and why."""
+    table: Sequence[Sequence[int]] | None = None
+    """Rows to deliver for the context-axis scheduler; None for an arm without it."""
 
     @property
     def carried(self) -> bool:
@@ -74,8 +78,8 @@ def observing(
         slo: The limits that good requests meet.
         environment: Variables from elsewhere, as for ``read_container``.
     """
-    if hidden := _hidden(container):
-        return Instruments(left_out=(hidden.message,))
+    if why := hidden(container):
+        return Instruments(left_out=(why.message,))
     variables = {
         name: f"{seconds * 1000:g}"
         for name, seconds in (
@@ -117,8 +121,8 @@ def scheduled(
         variables: What turns it on.
         environment: Variables from elsewhere, as for ``read_container``.
     """
-    if hidden := _hidden(container):
-        return hidden
+    if why := hidden(container):
+        return why
     if server.scheduler_class is not None:
         return refuse(
             container,
@@ -128,7 +132,7 @@ def scheduled(
     arguments = (*observed.arguments, f"{SCHEDULER}={scheduler}")
     if refused := _unable(container, arguments, environment):
         return refused
-    return Instruments(arguments, {**observed.variables, **variables}, observed.left_out)
+    return replace(observed, arguments=arguments, variables={**observed.variables, **variables})
 
 
 def probing(
@@ -158,6 +162,32 @@ def probing(
     if isinstance(found, Unreadable):
         return replace(observed, left_out=(*observed.left_out, found.message))
     return found
+
+
+def following(
+    observed: Instruments,
+    container: Mapping[str, Any],
+    server: ServerFacts,
+    rows: Sequence[Sequence[int]],
+    folder: str,
+    environment: Mapping[str, str] | None = None,
+) -> Instruments | Unreadable:
+    """Return the instruments of a launch whose context-axis scheduler follows a table.
+
+    Where it cannot carry the scheduler there is no such launch: without it the engine would follow
+    the rows that name every K.
+
+    Args:
+        observed: What every arm carries.
+        container: The container of the pod template.
+        server: What it runs.
+        rows: The table.
+        folder: Where ``engine.deliver`` lays the parts, and the table.
+        environment: Variables from elsewhere, as for ``read_container``.
+    """
+    variables = {settings.TABLE: f"{folder}/{table_file(rows)}"}
+    found = scheduled(observed, container, server, context_axis.CLASS, variables, environment)
+    return found if isinstance(found, Unreadable) else replace(found, table=rows)
 
 
 def arm_arguments(
@@ -258,7 +288,7 @@ def hides_path(text: str) -> str | None:
     return next((what for what, pattern in said.items() if pattern.search(text)), None)
 
 
-def _hidden(container: Mapping[str, Any]) -> Unreadable | None:
+def hidden(container: Mapping[str, Any]) -> Unreadable | None:
     """Return why the server would not see PYTHONPATH: it would not find what it is told to load."""
     words = [*items(container.get("command")), *items(container.get("args"))]
     what = hides_path(" ".join(map(str, words)))

@@ -25,7 +25,7 @@ from specschedule.core.receipts import (
     SCHEDULE_DISABLED,
     TUNED,
 )
-from specschedule.engine.settings import FINDING_LINE, FINGERPRINT_LINE
+from specschedule.engine.settings import FINDING_LINE, FINGERPRINT_LINE, TABLE_LINE
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d\b")
@@ -94,6 +94,7 @@ _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _BACKEND = re.compile(r"Using (\S+) attention backend|Using (\S+_ATTN\S*|FLASHINFER\S*) backend")
 _FINGERPRINT = re.compile(re.escape(FINGERPRINT_LINE) + r"(\{.*\})")
 _FINDING = re.compile(re.escape(FINDING_LINE) + r"(.+)")
+_TABLE = re.compile(re.escape(TABLE_LINE) + r"(\[.*\])")
 _COMPILE_HASH = re.compile(r"torch_compile_cache/([0-9a-f]{10})")
 _COMPILE_TOOK = re.compile(r"torch\.compile took (\d{1,9}(?:\.\d{1,9})?) s in total")
 _CAPTURE_TOOK = re.compile(r"^Graph capturing finished in (\d{1,9}(?:\.\d{1,9})?) secs")
@@ -135,6 +136,8 @@ class LogFacts:
     """Which of these no line tells: vLLM would have said otherwise."""
     fingerprint: Receipt | None = None
     """What the worker itself printed, where the launch carries the fingerprint."""
+    table: list[list[int]] | None = None
+    """What the context-axis scheduler said that it follows, where the launch carries it."""
 
 
 def messages(text: str) -> Iterable[str]:
@@ -197,6 +200,7 @@ def read_log(text: str) -> LogFacts:
         _COMPILE_TOOK: _compile_took,
         _CAPTURE_TOOK: _capture_took,
         _FINGERPRINT: _fingerprint,
+        _TABLE: _table,
     }
     overrides: list[str] = []
     informs = started = warns = warm = tuned_before = False
@@ -351,6 +355,15 @@ def _fingerprint(facts: LogFacts, match: re.Match[str]) -> None:
         facts.fingerprint = Receipt.model_validate_json(match.group(1))
     except ValidationError:  # It is cut off, or another version of ours wrote it.
         return
+
+
+def _table(facts: LogFacts, match: re.Match[str]) -> None:
+    try:
+        rows = json.loads(match.group(1))
+    except (ValueError, RecursionError):
+        return
+    if facts.table is None and _are_rows(rows):
+        facts.table = rows
 
 
 def _compile_hash(facts: LogFacts, match: re.Match[str]) -> None:

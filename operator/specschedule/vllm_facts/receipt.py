@@ -107,6 +107,10 @@ def read_receipt(
             f"{SCHEDULE_DISABLED}: the running configuration has no schedule although one was "
             "asked for"
         )
+    if log.table is not None:
+        # The rows that the engine was started with are there to prepare it for every K only.
+        told = {"schedule": log.table, "scheduler": "context-axis"}
+        receipt = receipt.model_copy(update=told)
     carried = [
         *(["fingerprint"] if log.fingerprint else []),
         *(["counters"] if scrape and scrape.recorder_on else []),

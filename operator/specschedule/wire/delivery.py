@@ -3,10 +3,11 @@
 The engine's image stays as it is; what is delivered is plain Python, read from PYTHONPATH.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from specschedule.vllm_facts.instruments import Instruments, variables_with
+from specschedule.vllm_facts.instruments import Instruments, hidden, variables_with
 
 FOLDER = "/opt/specschedule-engine"
 """Where the engine's container finds it."""
@@ -38,6 +39,9 @@ def deliver(pod: dict[str, Any], server: dict[str, Any], delivery: Delivery) -> 
         delivery: What it carries.
     """
     server["env"] = variables_with(server, delivery.instruments, FOLDER, delivery.environment)
+    command = ["python", "-m", "specschedule.engine.deliver", FOLDER]
+    if (table := delivery.instruments.table) is not None:
+        command += ["--table", json.dumps([list(row) for row in table])]
     mount = {"name": NAME, "mountPath": FOLDER}
     server["volumeMounts"] = [*(server.get("volumeMounts") or []), {**mount, "readOnly": True}]
     volume = {"name": NAME, "emptyDir": {"sizeLimit": "16Mi"}}
@@ -46,7 +50,7 @@ def deliver(pod: dict[str, Any], server: dict[str, Any], delivery: Delivery) -> 
         "name": NAME,
         "image": delivery.image,
         "imagePullPolicy": delivery.pull_policy,
-        "command": ["python", "-m", "specschedule.engine.deliver", FOLDER],
+        "command": command,
         "volumeMounts": [mount],
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -73,6 +77,17 @@ def clash(pod: Mapping[str, Any], container: str) -> str | None:
     if any(each.get("mountPath") == FOLDER for each in server.get("volumeMounts") or []):
         return f"container {container} mounts a volume of its own at {FOLDER}"
     return None
+
+
+def carries(pod: Mapping[str, Any], container: str) -> bool:
+    """Say whether the server of a pod would find what is delivered to it.
+
+    Args:
+        pod: Spec of the pod template.
+        container: Name of its vLLM container.
+    """
+    server = next(each for each in pod["containers"] if each["name"] == container)
+    return clash(pod, container) is None and hidden(server) is None
 
 
 def _resources(others: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -37,10 +37,16 @@ from specschedule.vllm_facts.arguments import (
     read_container,
     with_speculative,
 )
-from specschedule.vllm_facts.instruments import Instruments, arm_arguments, observing, probing
+from specschedule.vllm_facts.instruments import (
+    Instruments,
+    arm_arguments,
+    following,
+    observing,
+    probing,
+)
 from specschedule.vllm_facts.target import sourced_environment
 from specschedule.wire import events, jobs, manifests, names, patches, statuses
-from specschedule.wire.delivery import Delivery, clash
+from specschedule.wire.delivery import FOLDER, Delivery, clash
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +206,12 @@ class Actor:
         carried = self._instruments(deployment, container, facts.server, spec, environment)
         if plan.visit.screen is not None and (secret := plan.visit.screen.secret) is not None:
             carried = probing(carried, container, facts.server, secret, environment)
+        if plan.context_axis:
+            rows = plan.schedule or []
+            found = following(carried, container, facts.server, rows, FOLDER, environment)
+            if isinstance(found, Unreadable):
+                raise Refused(found.message)
+            carried = found
         edit = arm_arguments(
             container,
             speculative="unchanged" if plan.unchanged else plan.speculative,

@@ -28,13 +28,13 @@ from specschedule.core.observed import (
     VisitFacts,
 )
 from specschedule.core.spec import Load, Spec, TraceReference, run_id
-from specschedule.core.target import TargetFacts, Unreadable
+from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
 from specschedule.core.workload import Trace, Workload, trace_facts
 from specschedule.ports import Key, Metrics, Unavailable
 from specschedule.vllm_facts.failures import last_words
 from specschedule.vllm_facts.logs import compiled_at, scheduler_finding
 from specschedule.vllm_facts.target import pod_gpus, target_facts
-from specschedule.wire import jobs, names, pods
+from specschedule.wire import delivery, jobs, names, pods
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ class Observer:
         metrics: Metrics,
         *,
         prometheus_url: str | None,
+        instruments: bool,
         clock: Callable[[], float],
     ) -> None:
         """Make an observer.
@@ -60,11 +61,13 @@ class Observer:
             api: The Kubernetes API.
             metrics: Prometheus.
             prometheus_url: Server for objects that name none.
+            instruments: Whether trial pods carry what runs inside the engine.
             clock: Unix seconds.
         """
         self._api = api
         self._metrics = metrics
         self._prometheus_url = prometheus_url
+        self._instruments = instruments
         self._clock = clock
         self._capacity = Capacity(api)
         self._servers = Servers(api)
@@ -78,7 +81,8 @@ class Observer:
         schedule = schedule_facts(mine)
         spec = schedule.spec if isinstance(schedule.spec, Spec) else None
         url = spec.prometheus.url if spec and spec.prometheus else self._prometheus_url
-        target, metrics = self.target(mine), self._metrics.check(url)
+        deployment = self._deployment(mine)
+        target, metrics = self._target(mine, deployment), self._metrics.check(url)
         trials = self._trials(key.namespace, schedule.uid, url)
         serving = None
         beginning = spec is not None and _begins(schedule, spec, trials)
@@ -98,14 +102,18 @@ class Observer:
             serving=serving,
             load=missing,
             workload=workload,
+            probes=self._instruments and _carries(target, deployment),
             other_run=ahead(schedules, mine),
         )
 
-    def target(self, schedule: Object) -> TargetFacts | Unreadable:
-        """Read the serving workload of a SpecSchedule."""
+    def _deployment(self, schedule: Object) -> Object | None:
         namespace, name = schedule["metadata"]["namespace"], target_name(schedule)
-        deployment = self._api.get("deployments", namespace, name) if name else None
+        return self._api.get("deployments", namespace, name) if name else None
+
+    def _target(self, schedule: Object, deployment: Object | None) -> TargetFacts | Unreadable:
+        """Read the serving workload of a SpecSchedule."""
         if deployment is None:
+            namespace, name = schedule["metadata"]["namespace"], target_name(schedule)
             return Unreadable(
                 reason="TargetNotFound",
                 message=f"Deployment {namespace}/{name} does not exist: spec.target.name must "
@@ -313,6 +321,15 @@ class Observer:
             return None
         latest = max(warnings, key=_said_at, default=None)
         return f"{latest['reason']}: {latest['message']}" if latest else None
+
+
+def _carries(target: TargetFacts | Unreadable, deployment: Object | None) -> bool:
+    """Say whether pods of a target can carry a scheduler of ours."""
+    if deployment is None or isinstance(target, Unreadable):
+        return False
+    server = target.server
+    pod = deployment["spec"]["template"]["spec"]
+    return isinstance(server, ServerFacts) and delivery.carries(pod, server.container)
 
 
 def _begins(schedule: ScheduleFacts, spec: Spec, trials: Iterable[TrialFacts]) -> bool:

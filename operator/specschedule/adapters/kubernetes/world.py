@@ -40,14 +40,14 @@ class KubernetesWorld:
         """
         api = api or Api(connect())
         settings = Settings(image, image_pull_policy, priority_class, instruments)
-        self._observer = Observer(api, metrics, prometheus_url=prometheus_url, clock=clock)
+        self._observer = Observer(
+            api, metrics, prometheus_url=prometheus_url, instruments=instruments, clock=clock
+        )
         self._actor = Actor(api, self._observer, settings, clock=clock)
-        self._probes = instruments
 
     def observe(self, key: Key) -> Observed | None:
         """Gather the facts; None when the SpecSchedule is gone."""
-        observed = self._observer.observe(key)
-        return observed and observed.model_copy(update={"probes": self._probes})
+        return self._observer.observe(key)
 
     def perform(self, key: Key, action: Action) -> None:
         """Carry out one action; repeating it changes nothing."""

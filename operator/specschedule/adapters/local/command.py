@@ -22,6 +22,7 @@ from specschedule.vllm_facts.drafter import block_in
 from specschedule.vllm_facts.instruments import (
     Instruments,
     arm_arguments,
+    following,
     hides_path,
     observing,
     probing,
@@ -139,6 +140,21 @@ class Command:
         if secret is None:
             return observed
         return probing(observed, self._container, server, secret, port=port)
+
+    def following(
+        self, observed: Instruments, rows: Sequence[Sequence[int]], folder: Path
+    ) -> Instruments | Unreadable:
+        """Return the instruments of a launch whose context-axis scheduler follows a table.
+
+        Args:
+            observed: What every arm carries.
+            rows: The table.
+            folder: Where ``engine.deliver`` has laid the parts, and the table.
+        """
+        server = self.server()
+        if isinstance(server, Unreadable):
+            return server
+        return following(observed, self._container, server, rows, _escaped(str(folder.resolve())))
 
     def variables(self, instruments: Instruments, folder: Path) -> dict[str, str]:
         """Return the variables that instruments need, over those that the command runs with.

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +39,7 @@ from specschedule.core.target import Unreadable
 from specschedule.core.visit import Visit, VisitEnded
 from specschedule.core.workload import Workload
 from specschedule.engine import settings
-from specschedule.engine.deliver import deliver
+from specschedule.engine.deliver import deliver, deliver_table
 from specschedule.ports import Key, Metrics, Refused
 from specschedule.vllm_facts.failures import last_words
 from specschedule.vllm_facts.instruments import Instruments
@@ -249,6 +249,8 @@ class LocalWorld:
         secret = spec.visit.screen.secret if spec.visit.screen is not None else None
         port, page = _free_ports(2)
         carried = self._carried(secret=secret, port=page)
+        if spec.context_axis:
+            carried = self._following(carried, spec.schedule or [])
         argv = self._command.with_speculative(
             "unchanged" if spec.unchanged else spec.speculative,
             graph_mode=spec.graph_mode,
@@ -275,6 +277,17 @@ class LocalWorld:
             why = "PYTHONPATH cannot name the run folder, whose path has a :"
             return Instruments(left_out=(why,))
         return self._command.instruments(self._ledger.spec.slo, secret=secret, port=port)
+
+    def _following(self, carried: Instruments, rows: Sequence[Sequence[int]]) -> Instruments:
+        """Return what a launch carries whose context-axis scheduler follows a table."""
+        found = self._command.following(carried, rows, self._plugins)
+        if isinstance(found, Unreadable):
+            raise Refused(found.message)
+        try:
+            deliver_table(self._plugins, rows)
+        except OSError as error:
+            raise Refused(f"{self._plugins} cannot be written: {error}") from error
+        return found
 
     @cached_property
     def _plugins(self) -> Path:
