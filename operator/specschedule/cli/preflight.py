@@ -64,7 +64,7 @@ def command(
     if engine_version is not None and not _VERSION.match(engine_version):
         raise BadInput(f"--engine-version {engine_version}: write it as 0.32.0")
     maps = [only(path, "ConfigMap") for path in config_map_paths]
-    facts = read_target(target_path, spec, {_name(each): _texts(each) for each in maps})
+    facts = read_target(target_path, spec, schedule, {_name(each): _texts(each) for each in maps})
     if spec.search is not None and isinstance(facts.server, ServerFacts):
         spec = stand_in(spec, facts.server)
     log, metrics = _read(log_path), _read(metrics_path)
@@ -147,7 +147,7 @@ def _drafter_block(path: str | None) -> int | None:
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     try:
         config = json.loads(_read(str(file)) or "")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"--drafter {file}: not JSON: {error}") from error
     block = block_size(config) if isinstance(config, dict) else None
     if block is None:
