@@ -50,7 +50,7 @@ demo-down: setup ## Remove all that the demo made
 	python -m hack.demo down --cluster $(CLUSTER)
 
 fuzz: setup ## Five minutes of generated schedules, arguments and logs
-	HYPOTHESIS_PROFILE=fuzz pytest -m fuzz tests
+	python hack/fuzz.py
 
 bench-core: setup ## Time of the schedule language and of a preflight
 	python tests/bench/bench_core.py

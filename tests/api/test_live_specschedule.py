@@ -146,6 +146,16 @@ REFUSED = {
         f"{SCHEDULE}[0][2]",
         "greater than or equal to 0",
     ),
+    "more tokens than a launch may draft": (
+        schedule([1, 8, 64], [9, 16, 65]),
+        f"{SCHEDULE}[1]",
+        "a row drafts 64 tokens at most",
+    ),
+    "the same at a context": (
+        schedule([1, 8, 1, 64, 65]),
+        f"{SCHEDULE}[0]",
+        "a row drafts 64 tokens at most",
+    ),
     "no row for batch size 1": (schedule([2, 8, 3]), SCHEDULE, "no row starts at 1"),
     "two rows that overlap": (
         schedule([1, 8, 3], [8, 16, 1]),

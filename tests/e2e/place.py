@@ -189,6 +189,10 @@ class Place:
         pods = self.api.list("pods", self.namespace, labels=f"app={NAME}")
         return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
 
+    def template_hashes(self) -> set[str]:
+        """Which pod templates the serving pods were made from, as their ReplicaSets label them."""
+        return {pod["metadata"]["labels"]["pod-template-hash"] for pod in self.serving_pods()}
+
     def events(self, reason: str) -> list[Object]:
         fields = f"reason={reason},involvedObject.kind=SpecSchedule"
         return self.api.list("events", self.namespace, fields=fields)
@@ -292,6 +296,16 @@ def soon(seconds: int, **more: Any) -> Object:
 def conditions(status: Object) -> dict[str, str]:
     """The status of each condition, by type."""
     return {each["type"]: each["status"] for each in status["conditions"]}
+
+
+def untouched(before: Object, place: Place, deployments: Watch) -> None:
+    """Serving was left alone: not written, and never with fewer pods."""
+    after = place.deployment()
+    assert after["metadata"]["generation"] == before["metadata"]["generation"]
+    assert after["spec"] == before["spec"]
+    available = [each["status"].get("availableReplicas", 0) for each in deployments.objects()]
+    assert available, "the watch saw nothing"
+    assert set(available) == {before["spec"]["replicas"]}
 
 
 def audit(*words: str) -> list[Object]:

@@ -12,10 +12,12 @@ from .place import (
     NAME,
     Object,
     Place,
+    Watch,
     audit,
     conditions,
     question,
     soon,
+    untouched,
 )
 from .scenes import OPERATOR_ALONE, of, scene
 from .test_disturbances import operator_container
@@ -40,6 +42,7 @@ REFUSED = {
     ),
     "a reversed range": (candidate([[8, 1, 3]]), "reversed range"),
     "a negative number of tokens": (candidate([[1, 8, -1]]), "greater than or equal to 0"),
+    "more tokens than any drafter makes": (candidate([[1, 8, 65]]), "drafts 64 tokens at most"),
     "no rows": (candidate([]), "at least 1 item"),
     "an SLO without a limit": ({"slo": {}}, "at least one of ttft, tpot and e2e"),
     "a load point that is not measured": (
@@ -94,18 +97,38 @@ def without_vllm(pod: Object) -> None:
     pod["containers"].append({**web, "name": "sidecar", "resources": {}})
 
 
+@dataclass(frozen=True)
+class Watched:
+    """A run beside which serving was watched."""
+
+    before: Object
+    """The Deployment before the run."""
+    templates: set[str]
+    """The pod templates that served then."""
+    status: Object
+    deployments: Watch
+
+
+def watched(place: Place, seconds: float = 1500) -> Watched:
+    before, templates = place.deployment(), place.template_hashes()
+    with place.watching("deployments") as deployments:
+        # A refusal is quick, so the watch comes first.
+        place.until("the watch sees serving", deployments.objects, 60)
+        place.ask()
+        status = place.outcome(seconds=seconds)
+    return Watched(before, templates, status, deployments)
+
+
 @scene(launches=0)
-def data_parallel(place: Place) -> Object:
+def data_parallel(place: Place) -> Watched:
     place.serve(extra_args=["--data-parallel-size", "2"])
-    place.ask()
-    return place.outcome(seconds=60)
+    return watched(place, seconds=60)
 
 
 @scene(launches=0)
-def no_container(place: Place) -> Object:
+def no_container(place: Place) -> Watched:
     place.serve(change=without_vllm)
-    place.ask()
-    return place.outcome(seconds=60)
+    return watched(place, seconds=60)
 
 
 @scene(launches=0)
@@ -135,26 +158,25 @@ def other_engine(place: Place) -> Object:
 
 
 @scene(launches=2)
-def silently_off(place: Place) -> Object:
+def silently_off(place: Place) -> Watched:
     """The engine drops the schedule without a word, which only its worker knows."""
     place.serve(cpu=MEASURED, extra_args=["--fault", "silent-disable"])
-    place.ask()
-    return place.outcome()
+    return watched(place)
 
 
 @of(data_parallel)
-def test_a_data_parallel_target_is_rejected_with_its_size(place: Place, played: Object) -> None:
-    assert (played["outcome"], played["reason"]) == ("Rejected", "DataParallel")
-    assert "data parallel size 2" in played["message"]
-    assert set(conditions(played).values()) == {"False"}
+def test_a_data_parallel_target_is_rejected_with_its_size(place: Place, played: Watched) -> None:
+    assert (played.status["outcome"], played.status["reason"]) == ("Rejected", "DataParallel")
+    assert "data parallel size 2" in played.status["message"]
+    assert set(conditions(played.status).values()) == {"False"}
 
 
 @of(no_container)
 def test_a_target_without_a_vllm_container_is_rejected_with_the_field_to_set(
-    played: Object,
+    played: Watched,
 ) -> None:
-    assert (played["outcome"], played["reason"]) == ("Rejected", "NoVllmContainer")
-    assert "spec.target.container" in played["message"]
+    assert (played.status["outcome"], played.status["reason"]) == ("Rejected", "NoVllmContainer")
+    assert "spec.target.container" in played.status["message"]
 
 
 @of(unparsable)
@@ -173,12 +195,24 @@ def test_a_target_of_another_engine_is_rejected_with_its_name(played: Object) ->
 
 @of(silently_off)
 def test_a_schedule_that_is_silently_off_ends_the_run_after_one_pair(
-    place: Place, played: Object
+    place: Place, played: Watched
 ) -> None:
-    assert (played["outcome"], played["reason"]) == ("NotPromoted", "SwitchedOff")
-    assert "candidate-card: the running configuration has no schedule" in played["message"]
+    assert (played.status["outcome"], played.status["reason"]) == ("NotPromoted", "SwitchedOff")
+    assert "candidate-card: the running configuration has no schedule" in played.status["message"]
     assert len(place.trials()) <= 2
-    assert place.deployment()["metadata"]["generation"] == 1
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        pytest.param(each, marks=of(each), id=each.name)
+        for each in (data_parallel, no_container, silently_off)
+    ],
+)
+def test_serving_never_noticed_the_run(place: Place, played: Watched, which: Any) -> None:
+    untouched(played.before, place, played.deployments)
+    assert len(played.templates) == 1
+    assert place.template_hashes() == played.templates
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from .place import (
     Watch,
     conditions,
     question,
+    untouched,
     writes_of_the_operator,
 )
 from .scenes import of, scene
@@ -138,16 +139,6 @@ def config_of(arguments: list[str]) -> Object | None:
 def the_rest(arguments: list[str]) -> list[str]:
     at = arguments.index("--speculative-config")
     return arguments[:at] + arguments[at + 2 :]
-
-
-def untouched(before: Object, place: Place, deployments: Watch) -> None:
-    """Serving was left alone: not written, and never with fewer pods."""
-    after = place.deployment()
-    assert after["metadata"]["generation"] == before["metadata"]["generation"]
-    assert after["spec"] == before["spec"]
-    available = [each["status"].get("availableReplicas", 0) for each in deployments.objects()]
-    assert available, "the watch saw nothing"
-    assert set(available) == {before["spec"]["replicas"]}
 
 
 @of(promoted)

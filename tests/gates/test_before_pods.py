@@ -389,6 +389,24 @@ CASES = {
         "BudgetShort",
         "96",
     ),
+    "a token budget that a later candidate's K fills": (
+        spec(
+            candidates=[{"name": "a", "schedule": CARD}, {"name": "b", "schedule": [[1, 16, 16]]}]
+        ),
+        target(max_num_batched_tokens=16),
+        "tokenBudget",
+        "Fail",
+        "TokenBudget",
+        "candidate b: K=16",
+    ),
+    "a method to draft by that vLLM does not have": (
+        spec(speculative={"method": "bogus"}),
+        target(speculative=None),
+        "speculative",
+        "Fail",
+        "ValueRefused",
+        'spec.speculative has what vLLM 0.32 refuses to start with: method "bogus"',
+    ),
     "the serving schedule is nothing new": (
         spec(),
         target(**speculative(num_speculative_tokens_per_batch_size=[[1, 2, 5], [3, 8, 1]])),

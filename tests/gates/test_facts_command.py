@@ -150,6 +150,41 @@ def test_bad_input_gets_one_clear_line(ask, tmp_path):
         assert len(found.output.strip().splitlines()) == 1
 
 
+NO_NAMES = ["none\x00", "../none", "a/b", "", "\ud800"]
+
+
+@pytest.mark.parametrize("arm", NO_NAMES, ids=ascii)
+def test_an_arm_whose_name_no_file_can_have_is_refused(tmp_path, arm):
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(specschedule(load={"points": [1]})))
+    listed = json.dumps({"kind": "List", "items": [trial(arm, 1)]})
+    arguments = ["facts", "-f", str(tmp_path / "s.yaml"), "--trials", "-"]
+    found = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path / "r")], input=listed)
+    assert found.exit_code == 2, found.exception
+    assert len(found.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_facts_that_no_encoding_can_write_are_written_as_json_says_them(tmp_path):
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(specschedule(load={"points": [1]})))
+    listed = json.dumps({"kind": "List", "items": [trial("none", 1, void="Preempted: \ud800")]})
+    arguments = ["facts", "-f", str(tmp_path / "s.yaml"), "--trials", "-"]
+    found = CliRunner().invoke(main, [*arguments, "--out", str(tmp_path)], input=listed)
+    assert found.exit_code == 0, found.exception
+    assert "Preempted: \\ud800" in found.output
+    assert "Preempted: \\ud800" in (tmp_path / "facts-001-none.txt").read_text()
+
+
+def test_parts_of_a_trial_that_are_no_objects_are_no_fault_of_the_command(ask):
+    first, second = trial("incumbent", 1), trial("none", 2)
+    first["spec"]["visit"] = ["screen"]
+    second["metadata"] = ["x"]
+    assert "2 launches compared" in ask([first, second]).output
+    second["spec"]["launch"] = "two"
+    found = ask([first, second])
+    assert found.exit_code == 2
+    assert "none.launch" in found.stderr
+
+
 def test_arms_that_the_gates_let_differ_may_differ_here_too(ask):
     launches = [
         trial("incumbent", 1, modelRunner="V1", graphMode="FULL_AND_PIECEWISE"),

@@ -148,6 +148,12 @@ def broken(**change: Any) -> str:
     return yaml.safe_dump(found)
 
 
+def first_spec(**change: Any) -> str:
+    found = trials()
+    found[0]["spec"] |= change
+    return yaml.safe_dump(found)
+
+
 @pytest.mark.parametrize(
     ("claim", "text", "said"),
     [
@@ -162,6 +168,7 @@ def broken(**change: Any) -> str:
             yaml.safe_dump([*trials(), *trials()]),
             "launch 1 of arm incumbent is there twice",
         ),
+        ("an incumbent that is no config", first_spec(incumbent=[1]), "spec.incumbent"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 30 else "",
 )
@@ -170,6 +177,11 @@ def test_bad_trials_get_one_clear_line(tmp_path: Path, claim: str, text: str, sa
     assert result.exit_code == 2, claim
     assert said in result.output
     assert len(result.output.strip().splitlines()) == 1
+
+
+def test_a_launch_that_is_written_as_text_is_the_same_launch(tmp_path: Path) -> None:
+    told = [answer(ask(tmp_path, first_spec(launch=n), "-o", "json")) for n in (1, "1.0")]
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize(

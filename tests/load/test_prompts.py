@@ -241,6 +241,8 @@ def test_the_shipped_prompts_are_of_four_categories() -> None:
         ("no ConfigMap", "a: b\n", "neither a folder nor a ConfigMap"),
         ("no prompts in it", "data: {code: ''}\n", "no prompts"),
         ("no YAML", "a: [\n", "prompts.yaml"),
+        ("a ConfigMap that holds itself", "data: &a {code: *a}\n", "holds itself"),
+        ("a date that is none", "data: {code: 2026-99-99}\n", "month"),
     ],
 )
 def test_missing_prompts_are_told_with_their_place(

@@ -173,6 +173,21 @@ def test_where_the_probe_cannot_be_used_each_k_gets_a_launch(obstacle):
     assert fixed[0].speculative["num_speculative_tokens_per_batch_size"] == [[1, 16, 3]]
 
 
+def test_a_k_whose_launch_fails_is_named_and_never_proposed():
+    of = world(SEARCH)
+    of.scheduler_class = "theirs.Scheduler"
+    of.refuses["constant-2"] = "No valid cudagraph sizes after rounding to multiple of 3"
+    run(of, until=lambda w: w.status.get("proposals"))
+    assert screens(of).count("constant-2") == 1
+    found = of.status["proposals"]
+    said = next(note for note in found["notes"] if "unavailable" in note)
+    assert "K=2: " in said
+    assert "No valid cudagraph sizes" in said
+    proposed = [row[-1] for each in found["proposed"] for row in each.get("schedule") or []]
+    assert proposed
+    assert 2 not in proposed
+
+
 def test_windows_of_an_engine_that_does_not_do_as_planned_propose_nothing():
     of = world(SEARCH)
     finding = "K=5 was planned 64 times and never came"

@@ -77,6 +77,16 @@ def test_a_context_gap_and_missing_cells_are_named():
         parse([[1, 16, 1, 4096, 3], [1, 16, 4097, 131072, 5], [17, 64, 1, 4096, 1]])
 
 
+def test_of_many_missing_cells_three_are_named_and_the_rest_counted():
+    rows = [[n, n, 10 * n - 9, 10 * n, 1] for n in range(1, 129)]
+    with pytest.raises(ScheduleError) as caught:
+        parse(rows)
+    assert caught.value.message == (
+        "128 of 16384 cells given: every batch range needs every context range; missing "
+        "[1, 1, 11, 20], [1, 1, 21, 30], [1, 1, 31, 40] and 16253 more"
+    )
+
+
 @pytest.mark.parametrize("limits", [(0, 8), (4, 0), (True, 8), (4, -1)])
 def test_limits_below_one_are_refused(limits):
     with pytest.raises(ScheduleError, match="at least 1"):

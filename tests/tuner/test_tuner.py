@@ -99,6 +99,31 @@ def test_predictable_text_on_experts_gives_the_one_line():
     assert best.over_static.low > 0
 
 
+def test_a_k_that_the_engine_does_not_start_with_is_named_and_gets_no_number():
+    """Field case 14: among 1 to 4 the engine refuses K=2."""
+    cells = published.from_steps(published.PR_32374_MS, published.LOW)
+    wanted = search((1, 16, 32, 64), 7)
+    assert 2 in {choice.best for choice in propose(wanted, cells).choices}
+    cells = [each for each in cells if each.tokens != 2]
+    found = propose(replace(wanted, unavailable={2: "GraphSizes: none is shared"}), cells)
+    assert found.notes[0] == (
+        "unavailable, so neither predicted nor proposed: K=2: GraphSizes: none is shared"
+    )
+    told = [choice.best for choice in found.choices]
+    told += [k for choice in found.choices for k in choice.near]
+    told += [each.tokens for c in found.candidates for each in c.predicted]
+    told += [row[-1] for c in found.candidates for row in c.schedule or []]
+    told += [length.tokens for length in found.acceptance]
+    assert 2 not in told
+    assert {1, 3, 4} <= set(told)
+    # Field case 16: all in one line.
+    block = dict.fromkeys(range(1, 7), "BlockSize: 7") | {2: "Exited"}
+    only = [each for each in cells if each.tokens in (0, 7)]
+    notes = propose(replace(wanted, unavailable=block), only).notes
+    assert notes[0].endswith("K=1, 3, 4, 5, 6: BlockSize: 7; K=2: Exited")
+    assert sum("unavailable" in note for note in notes) == 1
+
+
 def crossing(batch: int, tokens: int) -> float:
     """Seconds of a step where drafting pays below about 24 in flight and never above."""
     return 6e-3 + (1.5e-3 * tokens + 5e-4) * (batch / 24) ** 2 + 1e-5 * batch * (tokens + 1)

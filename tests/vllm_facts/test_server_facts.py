@@ -2,7 +2,7 @@
 
 import pytest
 
-from specschedule.core.target import ServerFacts
+from specschedule.core.target import ServerFacts, Unreadable
 from specschedule.vllm_facts.arguments import find_container, read_container
 from tests.vllm_facts.containers import NEW, container, script, vllm
 
@@ -159,6 +159,36 @@ def test_config_with_an_equals_sign_is_not_read_by_vllm_and_that_is_said():
 def test_a_config_file_that_is_no_mapping_is_refused():
     answer = read_container(vllm("--config", "/c.yml"), config_files={"/c.yml": "- a\n- b"})
     assert "not a YAML mapping" in answer.message
+
+
+HUGE = {
+    "400 digits and a small unit": f"{'9' * 400}k",
+    "400 digits behind the point": f"1.{'9' * 400}k",
+    "5000 digits and a large unit": f"{'9' * 5000}K",
+    "5000 digits": "9" * 5000,
+}
+
+
+@pytest.mark.parametrize("size", HUGE.values(), ids=HUGE)
+def test_a_size_of_hundreds_of_digits_is_no_number(size):
+    answer = read_container(vllm("--max-model-len", size))
+    assert isinstance(answer, Unreadable)
+    assert "not a whole number" in answer.message
+    assert isinstance(read_container(vllm("-cc.level", size)), ServerFacts)
+
+
+FILES = {
+    "an alias that holds itself": ("a: &a [*a]", "holds itself"),
+    "a number longer than Python writes": (f"seed: 0x{'f' * 5000}", "no argument"),
+    "a key that JSON has not": ("hf-overrides: {2026-01-01: 1}", "no argument"),
+    "two documents": ("port: 1\n---\nport: 2", "not a YAML mapping"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), FILES.values(), ids=FILES)
+def test_a_config_file_that_cannot_be_arguments_is_refused(text, said):
+    answer = read_container(vllm("--config", "/c.yml"), config_files={"/c.yml": text})
+    assert said in answer.message
 
 
 def test_the_vllm_container_is_found_by_its_command():

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specschedule.core.matrix import device_of
 from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
 from specschedule.vllm_facts.target import target_facts
 
@@ -233,6 +234,48 @@ def test_gpus_are_counted_over_containers_and_named_by_their_resource():
     server_of(plain)["resources"] = {"limits": {"nvidia.com/gpu": 0}}
     del plain["spec"]["template"]["spec"]["containers"][1:]
     assert (target_facts(plain).gpus, target_facts(plain).accelerator) == (0, None)
+
+
+def pod_spec_of(plain):
+    return plain["spec"]["template"]["spec"]
+
+
+def variable(name, value):
+    return lambda d: server_of(d).update(env=[{"name": name, "value": value}])
+
+
+SPEAK_FOR_A_GPU = {
+    "vLLM's image for CUDA": lambda d: server_of(d).update(image="vllm/vllm-openai:v0.32.0"),
+    "AMD's image": lambda d: server_of(d).update(image="rocm/vllm:rocm6.4_vllm_0.33.0"),
+    "a mirror of AMD's": lambda d: server_of(d).update(image="m.example:5000/rocm/vllm-dev:x"),
+    "a runtime": lambda d: pod_spec_of(d).update(runtimeClassName="nvidia"),
+    "an annotation": lambda d: d["spec"]["template"]["metadata"].update(
+        annotations={"nvidia.com/use-gputype": "H200"}
+    ),
+    "a node": lambda d: pod_spec_of(d).update(nodeSelector={"nvidia.com/gpu.present": "true"}),
+    "a variable": variable("NVIDIA_VISIBLE_DEVICES", "all"),
+    "a variable of AMD's": variable("HIP_VISIBLE_DEVICES", "0"),
+}
+SPEAK_FOR_NONE = {
+    "nothing": lambda d: None,
+    "vLLM's image for CPUs": lambda d: server_of(d).update(image="vllm/vllm-openai-cpu:v0.32.0"),
+    "another runtime": lambda d: pod_spec_of(d).update(runtimeClassName="kata"),
+    "a variable that hides them": variable("CUDA_VISIBLE_DEVICES", ""),
+    "another that hides them": variable("NVIDIA_VISIBLE_DEVICES", "void"),
+    "a variable of CPUs": variable("VLLM_CPU_OMP_THREADS_BIND", "0-7"),
+}
+
+
+@pytest.mark.parametrize("sign", [*SPEAK_FOR_A_GPU, *SPEAK_FOR_NONE])
+def test_what_speaks_for_a_gpu_that_no_resource_asks_for_is_seen(sign):
+    plain = deployment()
+    server_of(plain)["image"] = "registry.example/own:1"
+    server_of(plain)["command"] = ["vllm", "serve"]
+    del server_of(plain)["resources"]
+    {**SPEAK_FOR_A_GPU, **SPEAK_FOR_NONE}[sign](plain)
+    facts = target_facts(plain)
+    assert device_of(facts) == ("unknown" if sign in SPEAK_FOR_A_GPU else "cpu")
+    assert (facts.server.gpus_untold is not None) == (sign in SPEAK_FOR_A_GPU)
 
 
 ROLLOUTS = {

@@ -128,6 +128,8 @@ REASONS: dict[str, str] = {
     "EnvironmentNotRead": "A variable of the target that decides is not known here; write its"
     " value in env.",
     "ReadFromLaunch": "The image does not say vLLM's version, and no launch has told it.",
+    "SourceBuild": "The target's vLLM is a build from sources that does not say which release it"
+    " is of.",
     "GpuNotNamed": "The pod template names no GPU, and yet its pods may get one.",
     "NotRead": "A fact that must be equal could not be read from every arm.",
     "SourcesDisagree": "The worker and the log tell a fact differently; which is right is not"

@@ -8,6 +8,8 @@ CEL rules also run on rows that the schema has already found too short, hence th
 
 from typing import Any
 
+from specschedule.core.spec import LARGEST_K
+
 Rule = dict[str, Any]
 Path = tuple[str, ...]
 
@@ -31,6 +33,10 @@ _ROW = [
     _rule(
         "size(self) != 5 || self[2] <= self[3]",
         "reversed range: contextFirst is above contextLast",
+    ),
+    _rule(
+        f"size(self) < 3 || self[size(self) - 1] <= {LARGEST_K}",
+        f"a row drafts {LARGEST_K} tokens at most",
     ),
 ]
 

@@ -1,6 +1,7 @@
 """``specschedule facts``: receipts and cells as files, and what differs between launches."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from specschedule.core.gates import without_speculation
 from specschedule.core.lengths import told
 from specschedule.core.receipts import Differing, Untold, compared, untold
 from specschedule.core.target import ServerFacts
+
+_ARM = re.compile(r"[a-z0-9][-a-z0-9]{0,62}")
+"""An arm's name, as it stands in the name of a SpecTrial; a file's name may hold it as it is."""
 
 
 @click.command()
@@ -61,13 +65,16 @@ def _write(launch: Launch, folder: Path) -> list[Path]:
     """Write the two files of a launch.
 
     Raises:
-        BadInput: The folder cannot be written to.
+        BadInput: The folder cannot be written to, or the arm's name is none.
     """
+    if not _ARM.fullmatch(launch.arm):
+        raise BadInput(f"launch {launch.launch}: spec.arm {launch.arm!r} is no name of an arm")
     name = f"{launch.launch:03d}-{launch.arm}"
     facts, whole = folder / f"facts-{name}.txt", folder / f"launch-{name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        facts.write_text("".join(f"{line}\n" for line in _facts(launch)))
+        text = "".join(f"{line}\n" for line in _facts(launch))
+        facts.write_text(text, encoding="utf-8", errors="backslashreplace")
         whole.write_text(json.dumps(launch.plain(), indent=2) + "\n")
     except OSError as error:
         raise BadInput(f"--out {folder}: {error.strerror}") from error

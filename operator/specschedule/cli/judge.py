@@ -1,5 +1,6 @@
 """``specschedule judge``: the verdict over recorded trials."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -7,7 +8,7 @@ from pydantic import ValidationError
 
 from specschedule.cli.histograms import bounds, text
 from specschedule.cli.output import BadInput, emit, output_option
-from specschedule.cli.specs import fault, read_spec, read_target
+from specschedule.cli.specs import fault, only, read_target, valid_spec
 from specschedule.cli.trials import read_launches, read_trials, status_of, testing
 from specschedule.core import gates
 from specschedule.core.compare import TRACE, Offered
@@ -56,7 +57,8 @@ def command(
 
     Histograms know how many requests met each limit and not which: they give bounds only.
     """
-    spec = read_spec(path)
+    schedule = only(path, "SpecSchedule")
+    spec = valid_spec(path, schedule)
     if (trials is None) == (not histograms):
         raise BadInput("give either --trials or --histograms")
     if trials is None:
@@ -66,9 +68,10 @@ def command(
     documents = read_trials(trials, run)
     spec = testing(trials, spec, documents)
     launches = read_launches(trials, documents)
-    server = _server(documents)
-    answers = _gates(spec, launches, _exact_server(spec, documents, server, target))
-    answer = judge(spec, launches, server=server, serving=_serving(trials, documents))
+    server = _server(trials, documents)
+    named = None if target is None else _named_server(target, spec, schedule)
+    answers = _gates(spec, launches, _exact_server(spec, documents, server, named))
+    answer = judge(spec, launches, server=server, serving=_serving(trials, launches, documents))
     answer = _withheld(answer, answers, documents)
     notes = [*answer.notes, *_bar_notes(spec, documents), *_gate_notes(answers)]
     answer = answer.model_copy(update={"notes": notes})
@@ -76,20 +79,28 @@ def command(
     emit(plain, _text(answer, answers), output)
 
 
-def _server(documents: list[dict[str, Any]]) -> ServerFacts | None:
-    """Return what the trials say of the incumbent's server; None when they say nothing."""
+def _server(path: str, documents: list[dict[str, Any]]) -> ServerFacts | None:
+    """Return what the trials say of the incumbent's server; None when they say nothing.
+
+    Raises:
+        BadInput: What they say is no speculative config.
+    """
     for document in documents:
         spec = document["spec"]
-        if "incumbent" in spec:
-            return ServerFacts(container="", speculative=spec["incumbent"])
-        if spec.get("arm") == "incumbent" and "speculative" in spec:
-            return ServerFacts(container="", speculative=spec["speculative"])
+        field = "incumbent" if "incumbent" in spec else "speculative"
+        if field in spec and "incumbent" in (field, spec.get("arm")):
+            try:
+                return ServerFacts(container="", speculative=spec[field])
+            except ValidationError as error:
+                raise BadInput(f"{path}: spec.{field}{fault(error)}") from error
     return None
 
 
-def _serving(path: str, documents: list[dict[str, Any]]) -> ServingRegime | None:
+def _serving(
+    path: str, launches: list[Launch], documents: list[dict[str, Any]]
+) -> ServingRegime | None:
     """Return what the serving pods did when the first launch was planned, if it is on record."""
-    first = min(documents, key=lambda document: int(document["spec"].get("launch") or 0))
+    _, first = min(zip(launches, documents, strict=True), key=lambda each: each[0].launch)
     try:
         told = first["spec"].get("serving")
         return None if told is None else ServingRegime.model_validate(told)
@@ -97,15 +108,27 @@ def _serving(path: str, documents: list[dict[str, Any]]) -> ServingRegime | None
         raise BadInput(f"{path}: spec.serving{fault(error)}") from error
 
 
+def _named_server(path: str, spec: Spec, schedule: Mapping[str, Any]) -> ServerFacts:
+    """Return the server of the target's manifest.
+
+    Raises:
+        BadInput: It cannot be read.
+    """
+    server = read_target(path, spec, schedule).server
+    if isinstance(server, Unreadable):
+        raise BadInput(f"{path}: {server.reason}: {server.message}")
+    return server
+
+
 def _exact_server(
-    spec: Spec, documents: list[dict[str, Any]], known: ServerFacts | None, target: str | None
+    spec: Spec,
+    documents: list[dict[str, Any]],
+    known: ServerFacts | None,
+    named: ServerFacts | None,
 ) -> ServerFacts:
     """Return the server as the gates need it: from its manifest, else from what is asked of it."""
-    if target is not None:
-        server = read_target(target, spec).server
-        if isinstance(server, Unreadable):
-            raise BadInput(f"{target}: {server.reason}: {server.message}")
-        return server.model_copy(update={"speculative": known.speculative}) if known else server
+    if named is not None:
+        return named.model_copy(update={"speculative": known.speculative}) if known else named
     schedules = [candidate.schedule for candidate in spec.candidates]
     largest = max(row[1] for rows in schedules for row in rows)
     drafts = spec.speculative is None or any(d["spec"].get("incumbent") for d in documents)

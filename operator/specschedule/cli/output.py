@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The C one reads a manifest of 500 lines in 6 ms instead of 44."""
+from specschedule.vllm_facts.plain import bounded, items, mapping, read_yaml
 
 output_option = click.option(
     "-o",
@@ -34,32 +32,48 @@ class BadInput(click.ClickException):
 def read_documents(path: str) -> list[Any]:
     """Return the YAML (or JSON) documents of a file, or of standard input for ``-``.
 
-    Kubernetes ``List`` objects are opened up into their items.
+    Kubernetes lists are opened up into their items.
 
     Raises:
         BadInput: The file cannot be read or is not YAML.
     """
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        documents = [d for d in yaml.load_all(text, Loader=_LOADER) if d is not None]
+        documents = [document for document in _documents(text) if document is not None]
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # Bytes that are no text, and dates and numbers that are none, are ValueErrors.
+    except ValueError as error:  # Bytes that are no text too.
         raise BadInput(f"{path}: not YAML: {error}") from error
-    opened: list[Any] = []
-    for document in documents:
-        if isinstance(document, dict) and str(document.get("kind", "")).endswith("List"):
-            items = document.get("items")
-            opened.extend(items if isinstance(items, list) else [])
-        else:
-            opened.append(document)
-    return opened
+    return [each for document in documents for each in _opened(document)]
+
+
+def _documents(text: str) -> list[Any]:
+    """Read JSON as such: libyaml refuses the surrogate pairs in its strings."""
+    try:
+        plain = json.loads(text)
+    except (ValueError, RecursionError):
+        return read_yaml(text)
+    return [bounded(plain)]
+
+
+def _opened(document: Any) -> list[Any]:
+    """Return the items of a Kubernetes list, and anything else as it is.
+
+    Items of a typed list, such as a DeploymentList, do not say their kind themselves.
+    """
+    kind = str(mapping(document).get("kind", ""))
+    if not kind.endswith("List"):
+        return [document]
+    typed = {"kind": kind.removesuffix("List")} if kind != "List" else {}
+    found = items(mapping(document).get("items"))
+    return [{**typed, **each} if isinstance(each, dict) else each for each in found]
 
 
 def emit(answer: dict[str, Any] | list[Any], text: str, output: str) -> None:
     """Print the answer as text, or as JSON that never holds NaN."""
-    click.echo(json.dumps(_finite(answer), indent=2) if output == "json" else text)
+    said = json.dumps(_finite(answer), indent=2) if output == "json" else text
+    # JSON that is quoted may hold half a surrogate pair, which no terminal and no file takes.
+    click.echo(said.encode("utf-8", "backslashreplace").decode())
 
 
 def _finite(value: Any) -> Any:

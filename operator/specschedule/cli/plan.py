@@ -5,7 +5,14 @@ from pathlib import Path
 import click
 
 from specschedule.cli.output import BadInput, emit, output_option
-from specschedule.cli.specs import categories_of, read_spec, read_target, trace_of, trace_option
+from specschedule.cli.specs import (
+    categories_of,
+    only,
+    read_target,
+    trace_of,
+    trace_option,
+    valid_spec,
+)
 from specschedule.core.budget import Cost, budget_left, cost
 from specschedule.core.gate import Gate, refused
 from specschedule.core.plan import arms
@@ -43,12 +50,13 @@ def command(
     A run that preflight refuses costs nothing: that it does is printed beside the price. What
     holding prompt categories apart adds is known with --prompts only.
     """
-    spec = read_spec(path)
+    schedule = only(path, "SpecSchedule")
+    spec = valid_spec(path, schedule)
     workload = Workload(
         categories=categories_of(prompts) if prompts is not None else [],
         trace=trace_of(trace) if trace is not None else None,
     )
-    facts = read_target(target, spec)
+    facts = read_target(target, spec, schedule)
     if isinstance(facts.server, Unreadable):
         raise BadInput(f"{target}: {facts.server.reason}: {facts.server.message}")
     looked = None

@@ -63,7 +63,7 @@ def command(
     if engine_version is not None and not _VERSION.match(engine_version):
         raise BadInput(f"--engine-version {engine_version}: write it as 0.32.0")
     maps = [only(path, "ConfigMap") for path in config_map_paths]
-    facts = read_target(target_path, spec, {_name(each): _texts(each) for each in maps})
+    facts = read_target(target_path, spec, schedule, {_name(each): _texts(each) for each in maps})
     if spec.search is not None and isinstance(facts.server, ServerFacts):
         spec = stand_in(spec, facts.server)
     log, metrics = _read(log_path), _read(metrics_path)

@@ -13,6 +13,7 @@ from specschedule.core.target import TargetFacts
 from specschedule.core.values import WRITTEN
 from specschedule.core.workload import Trace, trace_facts
 from specschedule.load.prompts import PromptsMissing, read_pool
+from specschedule.vllm_facts.plain import mapping
 from specschedule.vllm_facts.target import target_facts
 
 
@@ -38,23 +39,34 @@ def valid_spec(path: str, schedule: Mapping[str, Any]) -> Spec:
 
 
 def read_target(
-    path: str, spec: Spec, config_maps: Mapping[str, Mapping[str, str]] | None = None
+    path: str,
+    spec: Spec,
+    schedule: Mapping[str, Any],
+    config_maps: Mapping[str, Mapping[str, str]] | None = None,
 ) -> TargetFacts:
     """Return the facts of the serving Deployment in a file.
 
     Args:
         path: The file.
         spec: Names the target, and its container where the user does.
+        schedule: The SpecSchedule with that spec: its target is in its own namespace.
         config_maps: Data of ConfigMaps that its pod template names, by name.
 
     Raises:
-        BadInput: The file holds no Deployment with the target's name.
+        BadInput: The file holds no Deployment with the target's name, or one of another namespace.
     """
-    deployment = only(path, spec.target.kind, name=spec.target.name)
-    if _name(deployment) != spec.target.name:
+    namespace = _said(schedule, "namespace")
+    deployment = only(path, spec.target.kind, name=spec.target.name, namespace=namespace)
+    if _said(deployment, "name") != spec.target.name:
         raise BadInput(
-            f"{path}: holds {spec.target.kind} {_name(deployment)}, but spec.target.name is "
-            f"{spec.target.name}"
+            f"{path}: holds {spec.target.kind} {_said(deployment, 'name')}, but spec.target.name "
+            f"is {spec.target.name}"
+        )
+    theirs = _said(deployment, "namespace")
+    if None not in (theirs, namespace) and theirs != namespace:
+        raise BadInput(
+            f"{path}: holds {spec.target.kind} {spec.target.name} of namespace {theirs}, but the "
+            f"SpecSchedule is of namespace {namespace}"
         )
     return target_facts(deployment, config_maps=config_maps, container=spec.target.container)
 
@@ -99,8 +111,10 @@ def fault(error: ValidationError) -> str:
     return "".join(f".{part}" for part in first["loc"]) + f": {first['msg']}"
 
 
-def only(path: str, kind: str, name: str | None = None) -> Mapping[str, Any]:
-    """Return the one object of a kind in a file, or the one of that name among several.
+def only(
+    path: str, kind: str, name: str | None = None, namespace: object = None
+) -> Mapping[str, Any]:
+    """Return the one object of a kind in a file, or the one of that name and namespace of several.
 
     Raises:
         BadInput: The file holds none, or several.
@@ -110,14 +124,15 @@ def only(path: str, kind: str, name: str | None = None) -> Mapping[str, Any]:
         for document in read_documents(path)
         if isinstance(document, dict) and document.get("kind") == kind
     ]
-    if name is not None and len(found) > 1:
-        found = [d for d in found if _name(d) == name]
+    for field, wanted in (("name", name), ("namespace", namespace)):
+        if wanted is not None and len(found) > 1:
+            found = [document for document in found if _said(document, field) == wanted]
     if len(found) != 1:
         count = "no" if not found else f"{len(found)}"
         raise BadInput(f"{path}: holds {count} {kind}; it must hold one")
     return found[0]
 
 
-def _name(document: Mapping[str, Any]) -> object:
-    metadata = document.get("metadata")
-    return metadata.get("name") if isinstance(metadata, Mapping) else None
+def _said(document: Mapping[str, Any], field: str) -> object:
+    """Return a field of an object's metadata; None where it says none."""
+    return mapping(document.get("metadata")).get(field)

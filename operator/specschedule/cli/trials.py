@@ -10,6 +10,7 @@ from specschedule.cli.output import BadInput, read_documents
 from specschedule.cli.specs import fault
 from specschedule.core.evidence import Launch
 from specschedule.core.spec import Candidate, Spec
+from specschedule.vllm_facts.plain import mapping
 
 _FROM_SPEC = ("arm", "launch", "round", "position", "attempt", "schedule", "contextAxis")
 _FROM_STATUS = ("startedAt", "receipt", "fit", "cells", "void", "failed")
@@ -34,7 +35,7 @@ def read_trials(path: str, run: str | None) -> list[dict[str, Any]]:
         raise BadInput(f"{path}: holds trials of runs {', '.join(runs)}: choose one with --run")
     if run is not None:
         found = [d for d in found if str(d["spec"].get("runId")) == run]
-    found = [d for d in found if not (d["spec"].get("visit") or {}).get("screen")]
+    found = [d for d in found if not mapping(d["spec"].get("visit")).get("screen")]
     if not found:
         raise BadInput(f"{path}: holds no SpecTrial" + (f" of run {run}" if run else ""))
     return [_measured(document) for document in found]
@@ -53,7 +54,7 @@ def testing(path: str, spec: Spec, documents: Sequence[Mapping[str, Any]]) -> Sp
         trial = document["spec"]
         name = str(trial.get("arm", "")).removeprefix("candidate-")
         if trial.get("schedule") and name != trial.get("arm"):
-            tokens = (trial.get("speculative") or {}).get("num_speculative_tokens")
+            tokens = mapping(trial.get("speculative")).get("num_speculative_tokens")
             named[name] = {"name": name, "schedule": trial["schedule"], "maxTokens": tokens}
     if not named:
         raise BadInput(f"{path}: holds no launch of a candidate: the search has found none yet")
@@ -77,8 +78,7 @@ def _measured(value: Any) -> Any:
 
 def status_of(document: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a trial's status, empty where it has none."""
-    status = document.get("status")
-    return status if isinstance(status, Mapping) else {}
+    return mapping(document.get("status"))
 
 
 def read_launches(path: str, documents: Sequence[Mapping[str, Any]]) -> list[Launch]:
@@ -109,5 +109,5 @@ def _launch(path: str, document: Mapping[str, Any], *, some_ended: bool) -> Laun
     try:
         return Launch.model_validate(plain)
     except ValidationError as error:
-        name = (document.get("metadata") or {}).get("name") or spec.get("arm") or "SpecTrial"
+        name = mapping(document.get("metadata")).get("name") or spec.get("arm") or "SpecTrial"
         raise BadInput(f"{path}: {name}{fault(error)}") from error

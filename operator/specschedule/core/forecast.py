@@ -4,7 +4,7 @@ At a fixed number of requests in flight a shorter TPOT is more throughput and mo
 so ranking by goodput mostly ranks by TPOT; the limits decide how steeply.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import exp, log, log2, sqrt
@@ -90,10 +90,18 @@ class Forecast:
         max_tokens: Largest K that may be proposed.
         output_tokens: Output length of a request.
         graphs: Captured graph sizes.
+        unavailable: Ks that the engine does not start with.
     """
 
     def __init__(
-        self, sweep: Sweep, slo: Slo, *, max_tokens: int, output_tokens: int, graphs: Graphs
+        self,
+        sweep: Sweep,
+        slo: Slo,
+        *,
+        max_tokens: int,
+        output_tokens: int,
+        graphs: Graphs,
+        unavailable: Collection[int] = (),
     ) -> None:
         self.sweep, self.slo, self.output_tokens, self.graphs = sweep, slo, output_tokens, graphs
         self.acceptance: Acceptance = acceptance(w.cell for w in sweep.schedule)
@@ -105,12 +113,11 @@ class Forecast:
         measured = [each.setting.batch for each in timed]
         self.range = (min(measured), max(measured))
         """Smallest and largest batch size at which steps were measured."""
-        zero = [0] if any(w.setting.tokens == 0 for w in sweep.schedule) else []
-        self.tokens: tuple[int, ...] = (
-            *zero,
-            *range(1, min(max_tokens, self.acceptance.largest) + 1),
-        )
-        """Ks that can be proposed: 0 only where it was measured on the schedule's own path."""
+        first = 0 if any(w.setting.tokens == 0 for w in sweep.schedule) else 1
+        known = range(first, min(max_tokens, self.acceptance.largest) + 1)
+        self.tokens: tuple[int, ...] = tuple(k for k in known if k not in unavailable)
+        """Ks that can be proposed: 0 only where it was measured on the schedule's own path, and
+        none that is unavailable, whatever its neighbours would predict."""
         every = [*sweep.schedule, *sweep.none]
         self._ttft = _spread(every, lambda w: w.cell.ttft_ms, lambda w: w.seconds)
         self._tpot = _spread(every, lambda w: w.cell.tpot_ms, _mean_tpot)

@@ -3,6 +3,7 @@
 A known engine problem is a row and not a branch; the rows themselves stand in ``vllm_facts``.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
@@ -18,6 +19,17 @@ RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 
 V2_LACKS = frozenset({"suffix", "medusa", "mlp_speculator", "custom_class"})
 """Methods that model runner V2 of vLLM 0.32 and 0.33 does not have."""
+
+_METHODS = """
+    bailing_hybrid_mtp bailing_hybrid_v3_mtp custom_class deepseek_mtp dflash dots3_note_mtp
+    draft_model dspark eagle eagle3 ernie_mtp exaone4_5_mtp exaone_moe_mtp extract_hidden_states
+    gemma4_mtp glm4_moe_lite_mtp glm4_moe_mtp glm5_next_mtp glm_ocr_mtp hy_v3_mtp hy_v4_mtp
+    inkling_mtp kimi_k3_mtp longcat_flash_mtp medusa mimo_mtp mimo_v2_mtp minimax_m3_mtp
+    mlp_speculator mtp nemotron_h_mtp ngram ngram_gpu pangu_ultra_moe_mtp qwen3_5_mtp
+    qwen3_next_mtp qwen4_exp_mtp step3p5_mtp suffix
+"""
+METHODS = frozenset(_METHODS.split())
+"""Speculative methods of vLLM 0.32.0 (``vllm/config/speculative.py``)."""
 
 Device = Literal["cpu", "cuda", "rocm", "npu", "other", "unknown"]
 
@@ -71,7 +83,8 @@ class MatrixRow(Value):
     option: str = "num_speculative_tokens_per_batch_size"
     """The option that carries the schedule."""
     methods: list[str] = []
-    """Speculative methods."""
+    """Speculative methods; ``mtp`` stands for the models' own names of it too, such as
+    ``deepseek_mtp``, which vLLM replaces."""
     runners: list[Runner] = []
     """Model runners."""
     devices: list[Device] = []
@@ -110,7 +123,7 @@ class MatrixRow(Value):
         if version is not None and self.before and version >= numbers(self.before):
             return False
         return (
-            (not self.methods or where.method in self.methods)
+            (not self.methods or not where.methods.isdisjoint(self.methods))
             and (not self.runners or where.runner in self.runners)
             and (not self.devices or where.device in self.devices)
             and (not self.backends or where.backend in self.backends)
@@ -147,10 +160,23 @@ class Surroundings(Value):
     random: bool = False
     """Whether the load samples at a temperature above 0."""
 
+    @property
+    def methods(self) -> frozenset[str]:
+        """Names that rows know the method by."""
+        named = self.method or ""
+        return frozenset({named, "mtp"} if named.endswith("_mtp") else {named})
+
     def __str__(self) -> str:
         method = self.method or "(found from the drafter)"
         pinned = f", attention backend {self.backend}" if self.backend else ""
         return f"method {method}, model runner {self.runner or 'V1 or V2'}, {self.device}{pinned}"
+
+
+def unknown_method(method: object) -> str | None:
+    """Say that vLLM 0.32 has no such speculative method; None where it has."""
+    if isinstance(method, str) and method in METHODS:
+        return None
+    return f"method {json.dumps(method)} is not one of vLLM 0.32"
 
 
 def device_of(target: TargetFacts) -> Device:

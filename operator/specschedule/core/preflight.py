@@ -25,11 +25,12 @@ from specschedule.core.matrix import (
     graph_mode,
     method_and_schedule,
     model_runner,
+    unknown_method,
 )
 from specschedule.core.schedule import EffectiveTable, ScheduleError, effective, parse
 from specschedule.core.spec import Mode, Spec
 from specschedule.core.target import LARGEST_DEFAULT, ServerFacts, TargetFacts, Unreadable
-from specschedule.core.versions import numbers, version_gate, version_of_image
+from specschedule.core.versions import is_release, numbers, version_gate, version_of_image
 from specschedule.core.workload import Trace, contexts_fit, search_contexts_fit, trace_fits
 
 BLOCK_DRAFTERS = ("dspark", "dflash")
@@ -82,11 +83,9 @@ def before_pods(
     follower = Follower(server, delivered, version)
     tables = follower.booted(candidates)
     method = method_of(spec, server)
-    if method is not None and method.endswith("_mtp"):
-        method = "mtp"  # vLLM replaces the models' own names for it.
     device = device_of(target)
     where = Surroundings(
-        version=version,
+        version=version if version is not None and is_release(version) else None,
         method=method,
         runner=runner or expected_runner(server, device, method),
         device=device,
@@ -268,6 +267,7 @@ def _token_budget(spec: Spec, server: ServerFacts) -> Gate:
     gate, budget = "tokenBudget", server.max_num_batched_tokens
     if budget is None:
         return _default_budget(spec, server)
+    short = None
     for candidate in spec.candidates:
         largest = candidate.largest_tokens
         step = server.max_num_seqs * (largest + 1)
@@ -278,7 +278,9 @@ def _token_budget(spec: Spec, server: ServerFacts) -> Gate:
         if budget <= largest or (server.enable_lora and budget < step):
             return fails(gate, "TokenBudget", f"{said}: vLLM refuses to start; raise it")
         if budget < step:
-            return passes(gate, f"{said}: a full batch cannot be verified whole", "BudgetShort")
+            short = short or f"{said}: a full batch cannot be verified whole"
+    if short is not None:
+        return passes(gate, short, "BudgetShort")
     return passes(gate, "the token budget of a step holds a full batch with its drafts")
 
 
@@ -322,9 +324,12 @@ def _speculative(spec: Spec, server: ServerFacts, version: str | None) -> Gate:
             f"container {server.container} has a speculative config already; take "
             "spec.speculative away",
         )
-    if server.refused:
-        said = f"container {server.container}: its speculative config has what vLLM 0.32 refuses "
-        said += f"to start with: {'; '.join(server.refused)}"
+    whose, refused = f"container {server.container}: its speculative config", server.refused
+    if spec.speculative is not None:
+        fault = unknown_method(spec.speculative.method)
+        whose, refused = "spec.speculative", [fault] if fault else []
+    if refused:
+        said = f"{whose} has what vLLM 0.32 refuses to start with: {'; '.join(refused)}"
         if version is not None and numbers(version)[:2] == (0, 32):
             return fails("speculative", "ValueRefused", f"{said}; correct it")
         return passes("speculative", f"{said}; another version may take it", "HoldsWithNotes")

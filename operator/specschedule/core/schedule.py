@@ -429,11 +429,12 @@ def _cells(
     wanted = [(batch, context) for batch in batches for context in contexts or (None,)]
     missing = [f"[{b[0]}, {b[1]}, {c[0]}, {c[1]}]" for b, c in wanted if c and (b, c) not in cells]
     if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ScheduleError(
             MISSING_CELL,
             None,
             f"{len(cells)} of {len(wanted)} cells given: every batch range needs every context "
-            f"range; missing {', '.join(missing)}",
+            f"range; missing {', '.join(missing[:3])}{more}",
         )
     return cells
 

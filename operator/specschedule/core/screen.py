@@ -84,6 +84,8 @@ class Search:
     """Decides the order of windows."""
     time_told: str | None = None
     """What ``time_at`` says, for people; None where nobody told it and load points weigh alike."""
+    unavailable: Mapping[int, str] = field(default_factory=dict)
+    """Ks that the engine does not start with, and why; none of them is proposed."""
 
     @property
     def zone(self) -> float:
@@ -233,6 +235,7 @@ def view(search: Search, found: Sweep) -> View:
         max_tokens=search.max_tokens,
         output_tokens=search.output_tokens,
         graphs=search.graphs,
+        unavailable=search.unavailable,
     )
     contexts: tuple[int | None, ...] = found.contexts or (None,)
     where = grid(

@@ -5,8 +5,8 @@ engine plugins in its pod and the scheduler of its own; where it cannot be, one 
 tells as much and costs more.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specschedule.core.arms import Arm, can_verify_adaptively
@@ -343,7 +343,7 @@ def proposals(
     # What an engine ran that does not do as planned is not known.
     told = [launch for launch in screens if not _not_switched(launch)]
     return propose(
-        wanted,
+        replace(wanted, unavailable=_unavailable(told)),
         [cell for launch in told for cell in launch.cells],
         adaptive=can_verify_adaptively(_base(spec, server), server, _version(screens)),
     )
@@ -352,6 +352,23 @@ def proposals(
 def _version(launches: Sequence[Launch]) -> str | None:
     """Return vLLM's version as launches tell it; None where none does."""
     return next(filter(None, (each.receipt.engine_version for each in launches)), None)
+
+
+def _unavailable(launches: Sequence[Launch]) -> Mapping[int, str]:
+    """Return the Ks whose own launch failed before any window of theirs counted, and why."""
+    measured = {
+        cell.tokens
+        for launch in launches
+        for cell in launch.cells
+        if launch.arm != NONE and cell.void is None
+    }
+    return {
+        tokens: launch.failed
+        for launch in launches
+        if launch.failed is not None
+        and (tokens := fixed_tokens(launch.arm)) is not None
+        and tokens not in measured
+    }
 
 
 def _search(spec: Spec, screen: Screen) -> Search:

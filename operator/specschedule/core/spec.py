@@ -9,7 +9,7 @@ import json
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from specschedule.core.values import Duration, Share, Value
 
@@ -22,6 +22,9 @@ def _above_zero(seconds: float) -> float:
 
 Limit = Annotated[Duration, AfterValidator(_above_zero)]
 """A duration that is a limit; zero would refuse everything."""
+LARGEST_K = 64
+"""No launch drafts more tokens: a slip of the keyboard is refused at apply."""
+
 Row = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=5)]
 Rows = Annotated[list[Row], Field(min_length=1, max_length=128)]
 """At most 128 rows: the API server compares each with each, within its budget for rules."""
@@ -116,8 +119,16 @@ class Candidate(Value):
     size is the number of requests scheduled in an engine step, prefills included. Where
     the engine takes three numbers only, rows of five are followed by a scheduler of ours; serving
     has none, so a winner of five is Proposed."""
-    max_tokens: Annotated[int, Field(ge=1, le=64)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=LARGEST_K)] | None = None
     """num_speculative_tokens of the launch. The largest tokens of the rows when left out."""
+
+    @field_validator("schedule")
+    @classmethod
+    def _few_tokens(cls, rows: list[list[int]]) -> list[list[int]]:
+        for at, row in enumerate(rows):
+            if row[-1] > LARGEST_K:
+                raise ValueError(f"rows[{at}] {row}: a row drafts {LARGEST_K} tokens at most")
+        return rows
 
     @property
     def largest_tokens(self) -> int:
@@ -128,7 +139,7 @@ class Candidate(Value):
 class SearchLimits(Value):
     """Within which limits schedules are searched for."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=64)] = 5
+    max_tokens: Annotated[int, Field(ge=1, le=LARGEST_K)] = 5
     """Largest number of speculative tokens that is tried."""
     batch_sizes: (
         Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1, max_length=16)]
@@ -320,7 +331,9 @@ class Experiment(Value):
 
     effort: Effort = Effort.STANDARD
     """Quick, Standard or Thorough: how many launches and which rule."""
-    static: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(max_length=16)] | None = None
+    static: (
+        Annotated[list[Annotated[int, Field(ge=1, le=LARGEST_K)]], Field(max_length=16)] | None
+    ) = None
     """Fixed numbers of speculative tokens to run as controls. By effort when left out."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of launch orders and prompts; the same seed gives the same plan."""

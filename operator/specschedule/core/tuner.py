@@ -44,6 +44,8 @@ MOST_SPLITS = 2
 """Splits of the context axis at most."""
 SPLIT_PRICE = 0.003
 """What a split of the context axis must buy: a share of the objective."""
+MOST_OF_A_REASON = 200
+"""Characters of what an engine says about a K that it does not start with."""
 LAST_CONTEXT = 1_048_576
 """End of the last context range where the longest sequence is unknown; the engine's last range
 has no upper end."""
@@ -85,7 +87,7 @@ def propose(
     if forward:
         usual = search.prompt_tokens + search.output_tokens // 2
         found = beside(found, forward, usual=usual)
-    notes = [_weighed(search), *found.notes]
+    notes = [*_unavailable(search), _weighed(search), *found.notes]
     alike = flat(found, search.zone)
     if alike is not None:
         found = found.anywhere()
@@ -395,7 +397,19 @@ def _lengths(seen: View) -> list[Length]:
             measured=k == 0 or k in found.measured,
         )
         for k in range(found.largest + 1)
+        if k not in seen.search.unavailable
     ]
+
+
+def _unavailable(search: Search) -> list[str]:
+    """Name the Ks that the engine does not start with, in one line."""
+    by_reason: dict[str, list[str]] = {}
+    for tokens, why in sorted(search.unavailable.items()):
+        by_reason.setdefault(why[:MOST_OF_A_REASON], []).append(str(tokens))
+    if not by_reason:
+        return []
+    each = "; ".join(f"K={', '.join(tokens)}: {why}" for why, tokens in by_reason.items())
+    return [f"unavailable, so neither predicted nor proposed: {each}"]
 
 
 def _weighed(search: Search) -> str:

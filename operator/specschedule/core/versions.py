@@ -2,7 +2,7 @@
 
 import re
 
-from specschedule.core.gate import Gate, fails, passes
+from specschedule.core.gate import Gate, fails, passes, unknown
 
 Version = tuple[int, ...]
 """Numbers of a version, such as (0, 32, 0)."""
@@ -34,12 +34,29 @@ def numbers(version: str) -> Version:
     return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])
 
 
+def is_release(version: str) -> bool:
+    """Say whether a version counts vLLM's releases.
+
+    A build from sources without the releases' tags counts from nothing: ``dev``,
+    ``0.1.dev1+g0123abc``, ``0.0.0+unknown``. vLLM's own first releases, 0.1, are taken for such.
+    """
+    return numbers(version) >= (0, 2)
+
+
 NEWEST_READ = (0, 33)
 """The newest release whose source was read; 0.32 is also what tests run."""
 
 
 def version_gate(version: str) -> Gate:
     """Say whether a version of vLLM can be tuned."""
+    if not is_release(version):
+        return unknown(
+            "engineVersion",
+            "SourceBuild",
+            f"vLLM {version} is a build from sources that does not say which release it is of, so "
+            "whether it follows schedules is not known; build it with vLLM's tags fetched, or name "
+            "the release in preflight --engine-version",
+        )
     if numbers(version) < (0, 24):
         return fails(
             "engineVersion",

@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from specschedule.core import inband
 from specschedule.core.visit import Visit, Window
 from specschedule.load.records import Prepared
+from specschedule.vllm_facts.plain import mapping, read_yaml
 
 TOKEN_IDS = range(4, 196)
 """Ids of synthetic prompts: past the special tokens, inside every vocabulary of 196 or more."""
@@ -96,12 +95,12 @@ def read_pool(path: Path) -> Pool:
                 if file.is_file() and not file.name.startswith(".")
             }
         else:
-            document = yaml.safe_load(path.read_text())
-            data = document.get("data") if isinstance(document, dict) else None
+            documents = read_yaml(path.read_text())
+            data = mapping(documents[0]).get("data") if len(documents) == 1 else None
             if not isinstance(data, dict):
                 raise PromptsMissing(f"{path}: neither a folder nor a ConfigMap with data")
             texts = {str(key): str(value) for key, value in data.items()}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise PromptsMissing(f"{path}: {error}") from error
     categories = {
         name: prompts
@@ -119,7 +118,7 @@ def _line(line: str) -> Text:
     if line[0] in '"[':
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return line
         if isinstance(value, str) and value:
             return value

@@ -5,11 +5,12 @@ Read in vLLM 0.32.0: ``vllm/utils/argparse_utils.py`` and ``vllm/engine/arg_util
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
+from specschedule.core.matrix import unknown_method
+from specschedule.vllm_facts.plain import read_yaml
 
 SPECULATIVE = "--speculative-config"
 COMPILATION = "--compilation-config"
@@ -130,17 +131,6 @@ RENAMED_KEYS = {
     "speculative_token_schedule": "num_speculative_tokens_per_batch_size",
 }
 """Keys that documents and proposals use, and what vLLM 0.32.0 calls them."""
-
-_METHODS = """
-    bailing_hybrid_mtp bailing_hybrid_v3_mtp custom_class deepseek_mtp dflash dots3_note_mtp
-    draft_model dspark eagle eagle3 ernie_mtp exaone4_5_mtp exaone_moe_mtp extract_hidden_states
-    gemma4_mtp glm4_moe_lite_mtp glm4_moe_mtp glm5_next_mtp glm_ocr_mtp hy_v3_mtp hy_v4_mtp
-    inkling_mtp kimi_k3_mtp longcat_flash_mtp medusa mimo_mtp mimo_v2_mtp minimax_m3_mtp
-    mlp_speculator mtp nemotron_h_mtp ngram ngram_gpu pangu_ultra_moe_mtp qwen3_5_mtp
-    qwen3_next_mtp qwen4_exp_mtp step3p5_mtp suffix
-"""
-METHODS = frozenset(_METHODS.split())
-"""Speculative methods of vLLM 0.32.0 (``vllm/config/speculative.py``)."""
 
 _SIZES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -278,14 +268,21 @@ def config_file_tokens(text: str) -> list[Token]:
     """Return the arguments that vLLM makes of a ``--config`` file.
 
     Raises:
-        FlagError: The file is not a YAML mapping.
+        FlagError: The file is not a YAML mapping, or holds what JSON cannot say.
     """
     try:
-        plain = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        documents = read_yaml(text)
+    except ValueError as error:
         raise FlagError(f"it is not YAML: {error}") from error
-    if not isinstance(plain, dict):
+    if len(documents) != 1 or not isinstance(documents[0], dict):
         raise FlagError("it is not a YAML mapping")
+    try:
+        return _file_tokens(documents[0])
+    except (TypeError, ValueError) as error:
+        raise FlagError(f"it holds what is no argument: {error}") from error
+
+
+def _file_tokens(plain: Mapping[Any, Any]) -> list[Token]:
     out: list[Token] = []
     for key, value in plain.items():
         if isinstance(value, bool):
@@ -306,9 +303,9 @@ def integer(flag: Flag) -> int:
         FlagError: The value is no whole number.
     """
     text = (flag.value or "").strip()
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt])", text):
+    if match := re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([kmgt])", text):
         return int(float(match.group(1)) * _SIZES[match.group(2)])
-    if match := re.fullmatch(r"(\d+)([KMGT])", text):
+    if match := re.fullmatch(r"(\d{1,18})([KMGT])", text):
         return int(match.group(1)) << (10 * ("KMGT".index(match.group(2)) + 1))
     if re.fullmatch(r"[+-]?\d{1,18}", text):
         return int(text)
@@ -451,8 +448,8 @@ def refused_of(config: dict[str, Any]) -> list[str]:
         for key in sorted(set(config) - KNOWN_KEYS)
     ]
     method = config.get("method")
-    if method is not None and (not isinstance(method, str) or method not in METHODS):
-        found.append(f"method {write_json(method)} is not one of vLLM 0.32")
+    if method is not None and (fault := unknown_method(method)):
+        found.append(fault)
     tokens = config.get("num_speculative_tokens")
     try:
         whole = tokens is None or (

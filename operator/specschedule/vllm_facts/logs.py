@@ -88,7 +88,7 @@ _TO_MODE = re.compile(
     r"(?:to|cudagraph_mode=) ?(NONE|PIECEWISE|FULL_AND_PIECEWISE|FULL_DECODE_ONLY|FULL)\b"
 )
 _FROM_MODE = re.compile(r"from (?:CUDAGraphMode\.)?\w+ to (?:CUDAGraphMode\.)?(\w+)")
-_CAPTURED = re.compile(r"'cudagraph_capture_sizes': (\[[\d, ]*\])")
+_CAPTURED = re.compile(r"'cudagraph_capture_sizes': \[((?:[0-9]{1,9}, ?)*[0-9]{1,9}|)\]")
 _ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
 _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _BACKEND = re.compile(r"Using (\S+) attention backend|Using (\S+_ATTN\S*|FLASHINFER\S*) backend")
@@ -310,18 +310,22 @@ def _banner(facts: LogFacts, match: re.Match[str]) -> None:
     method = told(r"SpeculativeConfig\(method='([^']*)'")
     drafter = told(r"SpeculativeConfig\(method=[^)]*model='([^']*)'")
     facts.drafter = drafter or method
-    tokens = told(r"SpeculativeConfig\([^)]*num_spec_tokens=(\d+)")
+    tokens = told(r"SpeculativeConfig\([^)]*num_spec_tokens=(\d{1,9})\b")
     facts.num_speculative_tokens = int(tokens) if tokens else None
     mode = _GRAPH_MODE.search(config)
     facts.graph_mode = mode.group(1) if mode else None
     sizes = _CAPTURED.search(config)
-    facts.captured_sizes = json.loads(sizes.group(1)) if sizes else None
+    if sizes:
+        facts.captured_sizes = [int(size) for size in sizes.group(1).split(",") if size]
 
 
 def _arguments(facts: LogFacts, match: re.Match[str]) -> None:
     try:
         arguments = ast.literal_eval(match.group(1))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return
+    if not isinstance(arguments, dict):
+        # Braces make a set too.
         return
     if arguments.get("async_scheduling") is False:
         facts.async_scheduling = False
@@ -332,8 +336,10 @@ def _arguments(facts: LogFacts, match: re.Match[str]) -> None:
 
 
 def _are_rows(rows: object) -> TypeGuard[list[list[int]]]:
+    """Whether these are rows of whole numbers, none longer than one can print."""
     return isinstance(rows, (list, tuple)) and all(
-        isinstance(row, (list, tuple)) and all(type(number) is int for number in row)
+        isinstance(row, (list, tuple))
+        and all(type(number) is int and abs(number) < 10**18 for number in row)
         for row in rows
     )
 

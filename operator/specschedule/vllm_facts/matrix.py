@@ -106,6 +106,16 @@ ROWS: tuple[MatrixRow, ...] = (
         symptom="a custom drafter is not told K; its drafts are cut after",
     ),
     MatrixRow(
+        id="step3p5-without-zero",
+        tested=["0.32.0"],
+        methods=["step3p5_mtp"],
+        runners=["V1"],
+        rows="zero",
+        effect="Ignores",
+        symptom="the drafter of Step 3.5 (v1/spec_decode/step3p5.py) knows no K=0 and drafts one "
+        "token there all the same; leave rows of K=0 out",
+    ),
+    MatrixRow(
         id="v1-honours",
         tested=_BOTH,
         devices=_OWN,

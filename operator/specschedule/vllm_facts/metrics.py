@@ -154,13 +154,19 @@ def _kv_cache_tokens(all_labels: Iterable[dict[str, str]]) -> int | None:
     """Return the KV cache in tokens, as the engine says or from its blocks."""
     sizes = []
     for labels in all_labels:
-        told = labels.get("kv_cache_size_tokens", "")
-        blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
-        if told.isdigit():
-            sizes.append(int(told))
-        elif blocks.isdigit() and size.isdigit():
-            sizes.append(int(blocks) * int(size))
+        told, blocks, size = (
+            _whole(labels.get(name, ""))
+            for name in ("kv_cache_size_tokens", "num_gpu_blocks", "block_size")
+        )
+        if told is not None:
+            sizes.append(told)
+        elif blocks is not None and size is not None:
+            sizes.append(blocks * size)
     return min(sizes, default=None)
+
+
+def _whole(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def _requests_by_engine(samples: Samples) -> tuple[tuple[str, float | None, float | None], ...]:

@@ -17,8 +17,17 @@ from specschedule.vllm_facts.arguments import (
 from specschedule.vllm_facts.plain import items, mapping
 
 _GPU = re.compile(r"(^|[./])(gpu|mig-.*|i915|xe|gaudi|tpu|neuron|npu|Ascend.*)(\..*)?$")
-_CUDA_IMAGE = re.compile(r"(?:^|/)vllm/vllm-openai(?:[:@]|$)")
-"""vLLM's own image, which is built for CUDA; those for CPUs are named otherwise."""
+_GPU_IMAGE = re.compile(
+    r"(?:^|/)(?:vllm/vllm-openai(?:-cuda|-rocm|-xpu)?|rocm/vllm(?:-[a-z]+)*)(?:[:@]|$)"
+)
+"""Images that are built for GPUs: vLLM's own, but for those for CPUs, and AMD's."""
+_GPU_RUNTIME = re.compile(r"nvidia|cuda|rocm|gpu", re.IGNORECASE)
+"""A runtimeClassName that hands GPUs to containers, whether or not a resource asks for them."""
+_GPU_KEY = re.compile(r"(?:^|\.)(?:nvidia|amd|huawei)\.com/|/gke-accelerator$")
+"""A key of an annotation or a node selector by which a pod gets to GPUs."""
+_DEVICES = re.compile(r"_VISIBLE_DEVICES$")
+_NO_DEVICES = {"", "-1", "none", "void", "NoDevFiles"}
+"""Values of CUDA_VISIBLE_DEVICES and its like that leave a server no GPU."""
 _WAITING_FOR_GOOD = {"ContainerCreating", "PodInitializing"}
 _RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 _DEFAULTS: dict[str, object] = {
@@ -79,7 +88,7 @@ def target_facts(
         server = server.model_copy(
             update={
                 "gpus": gpus,
-                "gpus_untold": None if gpus else _untold_gpus(pod_spec, server),
+                "gpus_untold": None if gpus else _untold_gpus(template, server),
                 "unread_sources": unread_sources(mapping(found), maps),
                 "sidecars": {str(each.get("name")): _variables(each, maps) for each in beside},
                 "sidecar_sources": [
@@ -114,13 +123,28 @@ def pod_gpus(pod_spec: Mapping[str, Any]) -> int:
     return sum(amount for _, amount in _accelerators(pod_spec))
 
 
-def _untold_gpus(pod_spec: Mapping[str, Any], server: ServerFacts) -> str | None:
-    """Return why pods that ask for no GPU resource may get one: by a claim, or from their node."""
+def _untold_gpus(template: Mapping[str, Any], server: ServerFacts) -> str | None:
+    """Return why pods that ask for no GPU resource may get one all the same; None without a sign.
+
+    They get it by a claim, from their runtime, or from a plugin that does not count resources.
+    """
+    pod_spec = mapping(template.get("spec"))
     resources = [mapping(mapping(c).get("resources")) for c in items(pod_spec.get("containers"))]
     if pod_spec.get("resourceClaims") or any(each.get("claims") for each in resources):
         return "its devices come by resourceClaims, which do not say whether they are GPUs"
-    if server.image is not None and _CUDA_IMAGE.search(server.image):
+    if server.image is not None and _GPU_IMAGE.search(server.image):
         return f"it asks for no GPU, but image {server.image} runs on GPUs only"
+    runtime = str(pod_spec.get("runtimeClassName") or "")
+    if _GPU_RUNTIME.search(runtime):
+        return f"it asks for no GPU, but runtimeClassName {runtime} gives it some"
+    annotations = mapping(mapping(template.get("metadata")).get("annotations"))
+    for key in map(str, [*annotations, *mapping(pod_spec.get("nodeSelector"))]):
+        if _GPU_KEY.search(key):
+            return f"it asks for no GPU, but its pods carry {key}"
+    hidden = {name for name, value in server.environment.items() if value.strip() in _NO_DEVICES}
+    named = {name for name in (*server.environment, *server.unread) if _DEVICES.search(name)}
+    if told := sorted(named - hidden):
+        return f"it asks for no GPU, but variable {told[0]} chooses some"
     return None
 
 
