@@ -145,6 +145,32 @@ def test_arms_that_agree_at_a_cell_are_controls_of_each_other_there() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("incumbent", "candidate", "reason"),
+    [
+        ((1000, 1000), (1000, 1000), "SameConfiguration"),
+        ((1000, 800), (1000, 800), "SameConfiguration"),
+        ((1000, 1000), (1000, 800), "EveryPairReachesIt"),
+        (None, (1000, 800), "EveryPairReachesIt"),
+        (None, None, "SameConfiguration"),
+    ],
+    ids=["as planned", "alike", "apart", "one of them is not told", "nothing is told"],
+)
+def test_arms_that_drafted_different_k_are_no_controls_of_each_other(
+    incumbent: tuple[int, int] | None, candidate: tuple[int, int] | None, reason: str
+) -> None:
+    run = Run(spec_of(points=(8,), improve=AT_8, schedule=((1, 4, 3), (5, 16, 1))))
+    for number in (1, 2, 3):
+        for arm, level, told in (
+            ("incumbent", 100.0, incumbent),
+            ("candidate-card", 130.0, candidate),
+        ):
+            counted = {} if told is None else {"drafts": told[0], "draftTokens": told[1]}
+            rows = [[1, 4, 5 if arm == "incumbent" else 3], [5, 16, 1]]
+            run.add(arm, number, [cell(8, level, tokens=1, **counted)], schedule=rows)
+    assert run.judge().verdicts[0].bars[0].reason == reason
+
+
 def in_places(nodes: str, *, place_effect: float, gain: float = 1.1) -> Judgement:
     """Rounds AB BA ... whose candidate runs on these nodes and whose incumbent on the other."""
     run = empty()

@@ -388,6 +388,21 @@ def test_windows_whose_k_varies_are_no_evidence_for_a_band() -> None:
     assert run.judge().tax == []
 
 
+@pytest.mark.parametrize(("drafted", "rows"), [(1000, [-0.05]), (1900, [])])
+def test_a_control_that_drafted_another_k_than_planned_is_no_evidence_for_a_band(
+    drafted: int, rows: list[float]
+) -> None:
+    run = Run(spec_of(points=(8,), improve=AT_8))
+    counted = {"tokens": 1, "drafts": 1000, "draftTokens": 1000}
+    for number in (1, 2):
+        run.add("incumbent", number, [cell(8, 100.0)])
+        run.add("candidate-card", number, [cell(8, 130.0, **counted)])
+        run.add("static-1", number, [cell(8, 100.0, **counted)])
+        run.add("constant-1", number, [cell(8, 95.0, **counted | {"draftTokens": drafted})])
+    found = [tax.change for tax in run.judge().tax if tax.what == "dynamicPath"]
+    assert found == pytest.approx(rows)
+
+
 def test_tokens_drafted_otherwise_than_planned_are_noted_not_failed() -> None:
     """2 clients, K=4 planned, 3.4 measured: prefills belong to the batch size."""
     spec = spec_of(schedule=((1, 2, 4), (3, 16, 0)), points=(2,), improve=[{"by": "15%"}])

@@ -1,5 +1,6 @@
 """``specschedule judge``: manifests in, one answer out; bad input gets one line and status 2."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from specschedule.cli.main import main
+from specschedule.core.spec import Spec
 
 from .recorded import cell
 
@@ -112,6 +114,11 @@ def test_the_text_answer_is_for_people(tmp_path: Path) -> None:
     assert said.startswith("Promoted: EveryPairMeetsBar\n")
     for part in ("improve goodput at 8", "+30.0%", "protect decodeRate at 1", "Noise floor:"):
         assert part in said
+    head, *lines = said[said.index("REQUIREMENT") :].splitlines()
+    assert head.split()[-6:] == ["95%", "INTERVAL", "P", "N", "FLOOR", "ANSWER"]
+    # Three pairs of one sign: two of the eight ways to flip them are as far from zero.
+    gain = ["+15.0%", "+30.0%", "+30.0%", "to", "+30.0%", "0.25", "3", "0.0%", "Met"]
+    assert lines[0].split()[4:-1] == gain
     assert "acceptance length n/a" in said
 
 
@@ -127,6 +134,18 @@ def test_not_a_number_is_a_missing_number(tmp_path: Path) -> None:
 
 def test_a_bar_written_after_the_measurement_is_noted(tmp_path: Path) -> None:
     said = answer(ask(tmp_path, yaml.safe_dump(trials()), "-o", "json"))
+    assert "BarDiffers" in {note["reason"] for note in said["notes"]}
+
+
+def test_the_bar_that_the_trials_were_planned_under_is_not_noted(tmp_path: Path) -> None:
+    found = trials()
+    for item in found:
+        item["spec"]["barDigest"] = Spec.model_validate(SCHEDULE["spec"]).bar.digest()
+    said = answer(ask(tmp_path, yaml.safe_dump(found), "-o", "json"))
+    assert "BarDiffers" not in {note["reason"] for note in said["notes"]}
+    asked = copy.deepcopy(SCHEDULE)
+    asked["spec"]["bar"]["improve"][0]["by"] = "14%"  # type: ignore[index]
+    said = answer(ask(tmp_path, yaml.safe_dump(found), "-o", "json", schedule=asked))
     assert "BarDiffers" in {note["reason"] for note in said["notes"]}
 
 

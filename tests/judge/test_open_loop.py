@@ -102,6 +102,11 @@ NONE_YET = (None, None)
             ("Worse", "Lost", "LossShown"),
         ),
         (
+            "a collapse in one round is not averaged away",
+            [NONE_YET, (98, 97), (30, 98), (98, 97), (98, 97), (98, 97)],
+            ("Worse", "Lost", "BandCollapsed"),
+        ),
+        (
             "the candidate's windows are missing",
             [NONE_YET, *[(None, 98)] * 5],
             ("Inconclusive", "Unproven", "MetricMissing"),
@@ -145,6 +150,26 @@ def replayed(
         ("as good as before", [(90, 90)] * 3, ("Better", "Met", "NoLossShown")),
         ("worse in every pair", [(90, 70)] * 3, ("Worse", "Lost", "LossShown")),
         ("not replayed", [(90, None)] * 3, ("Inconclusive", "Unproven", "MetricMissing")),
+        (
+            "below half of the incumbent's in one pair",
+            [(40, 40), (40, 15), (40, 40)],
+            ("Worse", "Lost", "BandCollapsed"),
+        ),
+        (
+            "more than half, however many requests that is",
+            [(90, 90), (90, 46), (90, 90)],
+            ("Better", "Met", "NoLossShown"),
+        ),
+        (
+            "all of the two good requests of a hundred is chance",
+            [(2, 2), (2, 0), (2, 2)],
+            ("Better", "Met", "NoLossShown"),
+        ),
+        (
+            "inside what the incumbent's relaunches show",
+            [(90, 90), (30, 14), (90, 90)],
+            ("Better", "Met", "NoLossShown"),
+        ),
     ],
 )
 def test_a_trace_must_show_no_loss_where_the_bar_does_not_name_it(

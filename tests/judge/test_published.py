@@ -301,7 +301,7 @@ def test_two_of_four_scenarios_select_one_k_and_the_median_of_another_holds_none
     assert found == {"s0": (2, 2, 2), "s1": (None, 2, 2), "s2": (4, 2, 2), "s3": (2, 2, 2)}
 
 
-def aggregators(serving: str, candidate: str) -> Judgement:
+def aggregators(serving: str, candidate: str, launched: tuple[str, ...] = AGGREGATORS) -> Judgement:
     """The four scenarios as categories, each aggregator launched twice in balanced order."""
     spec = spec_of(
         schedule=BY_CONTEXT,
@@ -311,7 +311,7 @@ def aggregators(serving: str, candidate: str) -> Judgement:
         ],
     )
     run = Run(spec)
-    for number, order in ((1, AGGREGATORS), (2, AGGREGATORS[::-1])):
+    for number, order in ((1, launched), (2, launched[::-1])):
         for which in order:
             cells = []
             for name, rates in SCENARIOS.items():
@@ -360,6 +360,22 @@ def test_the_gains_of_s1_and_s2_are_no_larger_than_what_equal_configurations_sho
     }
     third = {bar.category: bar.reason for bar in aggregators("max", "mean").verdicts[0].bars}
     assert third["s1"] == third["s2"] == "SameConfiguration"
+
+
+@pytest.mark.parametrize(("serving", "candidate"), list(permutations(AGGREGATORS, 2)))
+def test_s1_is_never_a_gain_for_its_context_crosses_512_after_some_tokens(
+    serving: str, candidate: str
+) -> None:
+    """Not even on a bench whose relaunches never differ, with no third arm to show the noise."""
+    bars = aggregators(serving, candidate, (serving, candidate)).verdicts[0].bars
+    (s1,) = (bar for bar in bars if bar.category == "s1")
+    assert s1.change is not None
+    if s1.change < 0:
+        assert s1.answer == "Lost"
+    elif "median" in (serving, candidate):
+        assert (s1.floor, s1.answer, s1.reason) == (0, "Unproven", "ContextCrossesRows")
+    else:
+        assert (s1.answer, s1.reason) == ("NotMet", "SameConfiguration")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 """Rule Sequential: looking after every round cannot promote by luck, and losses always count."""
 
 from collections.abc import Sequence
+from math import expm1, log1p
+from typing import Any
 
 import pytest
 
+from specschedule.core import eprocess
 from specschedule.core.judge import Judgement, settled
+from specschedule.core.verdict import BarResult
 
 from .recorded import Run, cell, spec_of
 
@@ -113,6 +117,67 @@ def test_elsewhere_fails_only_on_a_shown_loss() -> None:
     assert lost([0.08] * 4) == "Met"
     assert lost([0.08] * 5) == "Lost"
     assert lost([0.08, 0.08, 0.0, 0.08, 0.01, 0.08]) == "Met"
+
+
+def at_4(kind: str, levels: Sequence[tuple[float, float]], **asked: Any) -> BarResult:
+    """Judge rounds of (incumbent, candidate) at 4 in flight, beside a gain at 8."""
+    run = Run(spec_of(points=(4, 8), improve=AT_8, **STANDARD, **asked))
+    pairs = [({4: theirs, 8: 1000.0}, {4: ours, 8: 1100.0}) for theirs, ours in levels]
+    bars = run.pairs(pairs).judge().verdicts[0].bars
+    return next(bar for bar in bars if (bar.kind, bar.at) == (kind, 4))
+
+
+QUIET = (500.0,) * 8
+NOISY = (500.0, 530.0) * 4
+"""The incumbent at 4 in flight: relaunches that never differ, and such 6 % apart."""
+
+
+@pytest.mark.parametrize(
+    ("claim", "incumbent", "loss", "within", "expected"),
+    [
+        ("a larger loss is shown", QUIET, 0.05, "3%", ("Lost", -0.03)),
+        ("a loss at the very bound is neither", QUIET, 0.03, "3%", ("Unproven", -0.03)),
+        ("3 % where none is named", QUIET, 0.0, None, ("Met", -0.03)),
+        ("more than 3 % then is a loss", QUIET, 0.05, None, ("Lost", -0.03)),
+        ("twice the floor of a noisy bench", NOISY, 0.05, None, ("Met", 1 / 1.06**2 - 1)),
+        ("a named bound stays whatever the noise", NOISY, 0.2, "3%", ("Lost", -0.03)),
+    ],
+)
+def test_protect_sequentially(
+    claim: str,
+    incumbent: Sequence[float],
+    loss: float,
+    within: str | None,
+    expected: tuple[str, float],
+) -> None:
+    protect = {"metric": "goodput", "at": [4]} | ({"within": within} if within else {})
+    levels = [(level, level * (1 - loss)) for level in incumbent]
+    bar = at_4("protect", levels, protect=[protect])
+    assert (bar.answer, bar.required) == (expected[0], pytest.approx(expected[1])), claim
+
+
+def test_elsewhere_allows_what_the_incumbents_relaunches_show() -> None:
+    losses = [0.045, 0.05] * 4
+    quiet = [(level, level * (1 - loss)) for level, loss in zip(QUIET, losses, strict=True)]
+    noisy = [(level, level * (1 - loss)) for level, loss in zip(NOISY, losses, strict=True)]
+    bar = {"elsewhere": {"maxLoss": "2%"}}
+    found = [at_4("elsewhere", levels, bar=bar) for levels in (quiet, noisy)]
+    assert [each.answer for each in found] == ["Lost", "Met"]
+    assert [each.margin for each in found] == pytest.approx([0.02, 1 - 1 / 1.06])
+
+
+def test_a_judged_run_tells_the_interval_and_the_p_of_its_pairs() -> None:
+    gains = [0.08, 0.1, 0.12, 0.09, 0.11]
+    bar = judged(gains).verdicts[0].bars[0]
+    bounds = eprocess.interval([log1p(gain) for gain in gains], seed=0)
+    assert bounds is not None
+    assert (bar.low, bar.high) == pytest.approx([expm1(bound) for bound in bounds])
+    assert bar.low is not None
+    assert bar.high is not None
+    assert bar.low < sum(gains) / len(gains) < bar.high
+    assert bar.p == 2 / 2**5
+    once = judged([0.1]).verdicts[0].bars[0]
+    assert (once.count, once.low, once.high, once.p) == (1, None, None, 1.0)
 
 
 @pytest.mark.parametrize(("missing", "verdict"), [(1, "Better"), (2, "Inconclusive")])

@@ -127,6 +127,27 @@ def test_every_failure_is_a_failed_request(
     assert re.search(words, record.error)
 
 
+@pytest.mark.parametrize(
+    "script",
+    [Script(status=500), Script(status=429), Script(drops_after=0), Script(drops_after=2)],
+    ids=["a fault", "too many requests", "cut before the first chunk", "cut on the way"],
+)
+def test_a_failed_request_is_sent_once(script: Script) -> None:
+    async def run() -> int:
+        async with (
+            Scripted(lambda number, body: script) as server,
+            Client(server.url, endpoint="completions", timeout=2) as client,
+        ):
+            body = json.dumps({"max_tokens": 6, "prompt": "hello"}).encode()
+            record = Record(Prepared(0, None, body, 6), "c", 0.0)
+            await client.send(record)
+            assert record.error
+            await asyncio.sleep(0.2)
+            return len(server.bodies)
+
+    assert asyncio.run(run()) == 1
+
+
 def test_a_server_that_is_not_there_is_a_failed_request_that_was_never_sent() -> None:
     async def run() -> Record:
         async with Client("http://127.0.0.1:9", endpoint="completions", timeout=5) as client:

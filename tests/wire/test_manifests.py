@@ -73,6 +73,13 @@ def test_a_trial_is_owned_by_its_schedule_and_says_what_was_planned() -> None:
     assert "null" not in json.dumps(made)
 
 
+def test_a_trial_says_how_its_answers_were_sampled() -> None:
+    asked = plan(visit=visit(sampling={"temperature": 0.7, "topP": 0.9}))
+    made = manifests.spec_trial(schedule(), "chat-7f3a91c2-none-2", asked)
+    assert made["spec"]["visit"]["sampling"] == {"temperature": 0.7, "topP": 0.9}
+    assert TrialSpec.model_validate(made["spec"]) == asked
+
+
 def test_a_trial_pod_carries_no_label_of_the_serving_template() -> None:
     assert pod()["metadata"]["labels"] == {
         **LABELS,

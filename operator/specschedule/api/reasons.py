@@ -174,6 +174,7 @@ REASONS: dict[str, str] = {
     "ControlBeatsCandidate": "A control is better than the candidate; see status.recommendation.",
     "ControlIncomparable": "A control was measured but cannot be compared with the candidate.",
     "SameConfiguration": "Candidate and incumbent are the same here; no gain can be claimed.",
+    "ContextCrossesRows": "Contexts cross an edge of the rows in a window: no one K was held.",
     "GainNotReached": "The gain that the bar asks for is not reached.",
     "BelowNoiseFloor": "The gain asked for is too near the noise floor for this rule.",
     "NoNoiseFloor": "No arm was launched twice, so the noise floor is not known.",

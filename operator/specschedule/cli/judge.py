@@ -225,8 +225,8 @@ def _text(answer: Judgement, answers: list[Gate]) -> str:
         ]
         if verdict.bars:
             lines.append(
-                f"  {'REQUIREMENT':34} {'ASKED':>7} {'CHANGE':>7} {'95% INTERVAL':>17} {'N':>3} "
-                f"{'FLOOR':>6}  ANSWER"
+                f"  {'REQUIREMENT':34} {'ASKED':>7} {'CHANGE':>7} {'95% INTERVAL':>17} {'P':>6} "
+                f"{'N':>3} {'FLOOR':>6}  ANSWER"
             )
         lines += [_bar_line(bar) for bar in verdict.bars]
         lines += [f"  control: {control.message}" for control in verdict.controls]
@@ -289,7 +289,8 @@ def _bar_line(bar: BarResult) -> str:
     if bar.low is not None and bar.high is not None:
         interval = f"{bar.low:+.1%} to {bar.high:+.1%}"
     floor = f"{bar.floor:.1%}" if bar.floor is not None else "n/a"
+    p = f"{bar.p:.2g}" if bar.p is not None else "n/a"
     return (
-        f"  {where:34} {bar.required:>+7.1%} {change:>7} {interval:>17} {bar.count:>3} "
+        f"  {where:34} {bar.required:>+7.1%} {change:>7} {interval:>17} {p:>6} {bar.count:>3} "
         f"{floor:>6}  {bar.answer} ({bar.reason})"
     )

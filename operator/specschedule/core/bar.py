@@ -6,7 +6,7 @@ fixed before any difference between arms is looked at.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, log
+from math import exp, inf
 from typing import Any, Literal, NamedTuple
 
 from specschedule.core import eprocess
@@ -122,7 +122,7 @@ class Applied:
         place = requirement.place
         values = [self.evidence.difference(place, p.arm, p.reference) for p in self._planned(place)]
         differences = [value for value in values if value is not None and value != inf]
-        said = self._collapsed(place, differences)
+        said = self._collapsed(place)
         if said is None and not differences:
             said = _Said("Unproven", self._why_missing(values), "nothing can be compared here")
         if said is None:
@@ -153,15 +153,26 @@ class Applied:
     def _why_missing(self, values: Sequence[float | None]) -> str:
         return "ReferenceIsZero" if inf in values else "MetricMissing"
 
-    def _collapsed(self, place: Place, differences: Sequence[float]) -> _Said | None:
-        """Name a band that fell apart in any pair; no other band's gain makes up for it."""
-        if place.metric not in (Metric.GOODPUT, Metric.THROUGHPUT, Metric.DECODE_RATE):
+    def _collapsed(self, place: Place) -> _Said | None:
+        """Name a band that fell apart in any pair; no other band's gain makes up for it.
+
+        Attainment is compared as a share of the incumbent's too: a loss of minEffect at least, for
+        one good request of a hundred is chance.
+        """
+        if place.metric.smaller_is_better:
             return None
-        worst = min(differences, default=0.0)
-        if worst >= -max(-log(COLLAPSE), self.noise.spread(place)):
+        least = -to_effect(place.metric, -self.evidence.spec.bar.min_effect)
+        beyond, falls = max(least, self.noise.spread(place)), []
+        for pair in self._planned(place):
+            lost = self.evidence.difference(place, pair.arm, pair.reference)
+            ratio = self.evidence.log_ratio(place, pair.arm, pair.reference)
+            if lost is not None and ratio is not None and lost < -beyond:
+                falls.append(exp(ratio))
+        worst = min(falls, default=1.0)
+        if worst >= COLLAPSE:
             return None
-        ratio = 1 + to_share(place.metric, worst)
-        return _Said("Lost", "BandCollapsed", f"the band collapsed to {ratio:.2f} of the incumbent")
+        what = "the band" if place.offered is None else "the share of good requests"
+        return _Said("Lost", "BandCollapsed", f"{what} collapsed to {worst:.2f} of the incumbent")
 
     def _doubt(
         self,
@@ -170,6 +181,7 @@ class Applied:
         differences: Sequence[float],
     ) -> _Said | None:
         """Take back a pass that the windows cannot carry."""
+        place = requirement.place
         missing = len(values) - len(differences)
         allowed = MISSING_ALLOWED if self.evidence.spec.rule is Rule.SEQUENTIAL else 0.0
         if missing > allowed * len(values):
@@ -180,7 +192,14 @@ class Applied:
             )
         if requirement.kind == "elsewhere":
             return None
-        if any(self.evidence.thin(requirement.place, [p.arm, p.reference]) for p in self.pairs):
+        launches = [launch for pair in self.pairs for launch in (pair.arm, pair.reference)]
+        if requirement.kind == "improve" and self.evidence.crosses_rows(place, launches):
+            text = (
+                "the context of a request crosses an edge of the rows while it is answered, so no "
+                "one K was held: ask at a context that stays on one side"
+            )
+            return _Said("Unproven", "ContextCrossesRows", text)
+        if self.evidence.thin(place, launches):
             few = f"a window holds fewer than {MIN_REQUESTS} finished requests"
             return _Said("Unproven", "TooFewRequests", few)
         return None

@@ -171,12 +171,17 @@ def drafted_tokens(cell: Cell) -> float | None:
     return cell.draft_tokens / cell.drafts if cell.drafts else 0.0
 
 
+def drafted_otherwise(cell: Cell) -> bool:
+    """Say whether the engine's counters show another K than the one planned."""
+    drafted = drafted_tokens(cell)
+    if cell.tokens is None or drafted is None:
+        return False
+    return abs(drafted - cell.tokens) > MIXED_STEP * max(1, cell.tokens)
+
+
 def mixed(cell: Cell) -> bool:
     """Say whether a window is no evidence for one K: none is planned, or another was drafted."""
-    if cell.tokens is None:
-        return True
-    drafted = drafted_tokens(cell)
-    return drafted is not None and abs(drafted - cell.tokens) > MIXED_STEP * max(1, cell.tokens)
+    return cell.tokens is None or drafted_otherwise(cell)
 
 
 def acceptance_length(cells: Iterable[Cell]) -> float | None:
@@ -325,6 +330,10 @@ class Evidence:
         """Return how much better one launch is than another at a place."""
         return difference(place.metric, self.parts(arm, place), self.parts(reference, place))
 
+    def log_ratio(self, place: Place, arm: Launch, reference: Launch) -> float | None:
+        """Return the logarithm of one level over another, on whatever scale it is judged."""
+        return difference(Metric.THROUGHPUT, self.parts(arm, place), self.parts(reference, place))
+
     def over(self, metric: Metric, arm: Launch, reference: Launch) -> float | None:
         """Return the mean difference over the load points (and contexts) that both measured."""
         found = [
@@ -405,13 +414,25 @@ class Evidence:
             for cell in self.at(launch, place)
         )
 
+    def crosses_rows(self, place: Place, launches: Iterable[Launch]) -> bool:
+        """Say whether K varied in any held window because its contexts cross an edge of the rows.
+
+        Such a window holds no K. Prompts of many lengths, and of unknown ones, are meant to vary.
+        """
+        return place.at is not None and any(
+            cell.tokens is None and (cell.profile.context or self.spec.load.prompts is None)
+            for launch in launches
+            if any(len(row) == 5 for row in launch.schedule or ())
+            for cell in self.at(launch, place)
+        )
+
     def unplanned_tokens(self) -> list[str]:
         """Say where the tokens drafted are not those planned: the windows are mixed."""
         found: dict[str, str] = {}
         for launch in self.counted:
             for cell in self.cells(launch):
                 drafted = drafted_tokens(cell)
-                if cell.tokens is None or drafted is None or not mixed(cell):
+                if drafted is None or not drafted_otherwise(cell):
                     continue
                 where = f"{launch.arm} at {cell.profile.concurrency}"
                 found.setdefault(

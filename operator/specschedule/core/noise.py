@@ -8,7 +8,15 @@ from math import ceil, expm1, isfinite, log2, sqrt
 import numpy as np
 
 from specschedule.core import eprocess
-from specschedule.core.compare import INCUMBENT, TWIN, Evidence, Place, to_effect
+from specschedule.core.compare import (
+    INCUMBENT,
+    MIXED_STEP,
+    TWIN,
+    Evidence,
+    Place,
+    drafted_tokens,
+    to_effect,
+)
 from specschedule.core.evidence import Cell, Launch
 from specschedule.core.spec import Candidate, Effort
 from specschedule.core.values import Value
@@ -114,8 +122,8 @@ def controls_of_each_other(evidence: Evidence, a: Launch, b: Launch, place: Plac
     """Say whether two launches ran the same thing at a place, so that they differ by noise only.
 
     The same arm always does; so do the incumbent and its twin. Other arms do where the tokens
-    planned, the code path (a schedule or none), the graph mode and the captured sizes agree as
-    far as they are known.
+    planned and drafted, the code path (a schedule or none), the graph mode and the captured sizes
+    agree as far as they are known.
     """
     if a.arm == b.arm or {a.arm, b.arm} <= set(REFERENCE_ARMS):
         return True
@@ -125,6 +133,9 @@ def controls_of_each_other(evidence: Evidence, a: Launch, b: Launch, place: Plac
     if tokens is None or tokens != planned_tokens(evidence.at(b, place)):
         return False
     if _code_path(a, tokens) != _code_path(b, tokens):
+        return False
+    drafted = [_drafted(evidence.at(each, place), tokens) for each in (a, b)]
+    if abs(drafted[0] - drafted[1]) > MIXED_STEP * max(1, tokens):
         return False
     ours, theirs = a.receipt, b.receipt
     return not (
@@ -140,6 +151,12 @@ def _code_path(launch: Launch, tokens: int) -> str:
     if dynamic or launch.schedule is not None:
         return "dynamic"
     return "static" if tokens else "none"
+
+
+def _drafted(cells: Collection[Cell], planned: int) -> float:
+    """Return the K that the engine's counters show in some windows; without them the planned."""
+    told = [drafted for cell in cells if (drafted := drafted_tokens(cell)) is not None]
+    return sum(told) / len(told) if told else planned
 
 
 def _known_apart(a: object, b: object) -> bool:

@@ -84,6 +84,8 @@ class Start(Value):
 
     slots: list[Slot] = []
     """In order."""
+    decided: bool = False
+    """Whether a candidate is Better already, and is only launched again for a watched loss."""
 
 
 class Finished(Value):
@@ -174,6 +176,9 @@ class _Walk:
                 nodes = self._nodes(candidate, local, number)
                 order = self._order(candidate, local, number)
                 answer = self._missing(candidate, number, order, nodes)
+                if isinstance(answer, Start) and local > rounds(self.spec)[0]:
+                    decided = self._verdict(candidate, number - 1) == "Better"
+                    return answer.model_copy(update={"decided": decided})
                 if answer is not None:
                     return answer
                 going_on = not self._failed(candidate) and self._goes_on(candidate, local, number)

@@ -232,8 +232,9 @@ class Run:
         if open_trials and self._overspent(target):
             spent = plan.Finished(reason="BudgetExhausted", message=self._spent())
             return self._conclude(target, server, spent)
+        following = self._following()
         if self._expired() and open_trials:
-            return self._expire()
+            return self._expire_over(target, server, following)
         disagreeing = [t for t in self.trials if t.status.check not in (None, launches.AGREES)]
         if disagreeing:
             return self._finish("Inconclusive", "MetricsDisagree", disagreeing[0].status.check)
@@ -241,7 +242,6 @@ class Run:
             launches.next_step(t, self.observed.metrics, gpus=target.gpus, now=self.now)
             for t in open_trials
         ]
-        following = self._following()
         slots: list[Slot] = []
         if isinstance(following, Start):
             free = self.spec.experiment.parallelism - len(open_trials)
@@ -258,7 +258,7 @@ class Run:
         if isinstance(following, plan.Finished) and not open_trials:
             return self._conclude(target, server, following)
         if slots and self._expired():
-            return self._expire()
+            return self._expire_over(target, server, following)
         if slots and self.trials and self._target_serves_otherwise():
             return self._finish("Aborted", "TargetChanged", CHANGED_BY_OTHERS)
         between_arms = self._between_arms(server) if slots and self.rounds else []
@@ -347,9 +347,12 @@ class Run:
     def _conclude(
         self, target: TargetFacts, server: ServerFacts, finished: plan.Finished
     ) -> Decision:
+        # A launch that is cut short tells nothing, and nothing is missing without it.
+        self.rounds = [t for t in self.rounds if launches.ended(t)]
         self.answers = merged(self.answers, self._between_arms(server))
         judgement = self._judge()
-        if finished.reason == "BudgetExhausted" and judgement.outcome == "Inconclusive":
+        cut_short = finished.reason in ("BudgetExhausted", "DeadlineExceeded")
+        if cut_short and judgement.outcome == "Inconclusive":
             return self._finish("Inconclusive", finished.reason, finished.message, judgement)
         blocking = gates.blocking(self.answers)
         better = next((v for v in judgement.verdicts if v.verdict == "Better"), None)
@@ -461,6 +464,19 @@ class Run:
             f"last: {last}",
             self._judge(),
         )
+
+    def _expire_over(
+        self, target: TargetFacts, server: ServerFacts, following: plan.Next
+    ) -> Decision:
+        """End at the deadline; what was decided before is not undone by a watched loss."""
+        if not isinstance(following, Start) or not following.decided:
+            return self._expire()
+        limit = f"experiment.deadline ({self.spec.experiment.deadline:.0f} s) is over"
+        over = plan.Finished(reason="DeadlineExceeded", message=limit)
+        decision = self._conclude(target, server, over)
+        cleared = [action for trial in self.trials for action in launches.clear(trial)]
+        more = [action for action in decision.actions if action not in cleared]
+        return decision.model_copy(update={"actions": [*cleared, *more]})
 
     def _hold_or_expire(
         self, stage: str, reason: str, message: str, actions: Sequence[Action] = ()

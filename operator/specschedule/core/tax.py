@@ -9,7 +9,16 @@ from math import inf, log
 from specschedule.core import eprocess
 from specschedule.core.arms import PIECEWISE
 from specschedule.core.bands import band_of
-from specschedule.core.compare import INCUMBENT, NONE, Evidence, Place, measured, mixed, to_share
+from specschedule.core.compare import (
+    INCUMBENT,
+    NONE,
+    Evidence,
+    Place,
+    drafted_otherwise,
+    measured,
+    mixed,
+    to_share,
+)
 from specschedule.core.evidence import Cell, Launch, Profile
 from specschedule.core.schedule import Band
 from specschedule.core.spec import Candidate, Metric
@@ -22,7 +31,8 @@ FEWEST_STABLE = 3
 def tax_table(evidence: Evidence, candidate: Candidate) -> list[Tax]:
     """Return the costs of a candidate by band, as far as its controls were launched.
 
-    Windows of the candidate that mix several K say nothing about a band and are left out.
+    Windows of the candidate that mix several K say nothing about a band and are left out; so are
+    those of any arm that drafted another K than planned.
     """
     arm, rate = f"candidate-{candidate.name}", _rate(evidence)
     found: list[Tax] = []
@@ -122,8 +132,8 @@ def _tax(
 
 def _differences(evidence: Evidence, place: Place, arm: str, reference: str) -> list[float]:
     def one_k(launch: Launch) -> bool:
-        cells = evidence.at(launch, place)
-        return not launch.arm.startswith("candidate-") or not any(mixed(cell) for cell in cells)
+        no_evidence = mixed if launch.arm.startswith("candidate-") else drafted_otherwise
+        return not any(no_evidence(cell) for cell in evidence.at(launch, place))
 
     def compare(a: Launch, b: Launch) -> float | None:
         return evidence.difference(place, a, b) if one_k(a) and one_k(b) else None

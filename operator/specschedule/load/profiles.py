@@ -191,9 +191,10 @@ def unfit(record: Record) -> bool:
     """Say whether a request of a depth sweep must not enter rates.
 
     Repetitive output is accepted far more often than real text, and a cached prompt has not
-    the cost of its depth.
+    the cost of its depth; the few cached tokens of a chat template excuse no repetition.
     """
-    if record.cached_tokens and record.prompt_tokens:
-        return record.cached_tokens > record.prompt_tokens / 4
+    cached, prompt = record.cached_tokens, record.prompt_tokens
+    if cached and prompt and cached > prompt / 4:
+        return True
     text = (record.text or "").encode()
     return len(text) >= 200 and len(zlib.compress(text, 9)) < DEGENERATE_BELOW * len(text)
