@@ -76,7 +76,7 @@ bench-screen: setup ## Real vLLM: every K in one boot against one boot for each 
 	  --page docs/evidence/screen-ngram-vllm.md
 
 bench-tuner: setup ## Regret and cost of the tuner, in virtual time
-	python tests/bench/bench_tuner.py
+	python tests/bench/bench_tuner.py --page docs/evidence/bench-tuner.md
 
 bench-judge: setup ## False promotions and power of the judge, in virtual time
 	python tests/bench/bench_judge.py --page docs/evidence/bench-judge.md

@@ -12,6 +12,8 @@ from hack.demo.scenarios import Scenario, Shown
 from hack.demo.stage import ROOT, Stage, Steps
 
 NAME = "chat"
+NGRAM = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+"""A speculative config without a model that drafts: the drafts follow what was said before."""
 
 
 def scenario(

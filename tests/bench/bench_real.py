@@ -12,7 +12,7 @@ the real engine, and what comes out is what an operator would have decided.
   serves, which costs more the busier it is, and the candidate drafts less then.
 - ``search-N``: K=4 serves and nobody names a candidate. One probe launch and one without
   speculation screen it, and what they propose is tested like any candidate, with vLLM's own
-  scheduler.
+  scheduler. ``search-1`` drafts with a model, ``search-2`` looks drafts up in what was said before.
 
 It can be done in pieces: a run goes on in its folder where it was left, and runs that have ended
 stand in the JSON file with every launch's numbers and are not run again. Exits 3 when runs are
@@ -70,6 +70,7 @@ def questions(drafter: str) -> list[Question]:
         *(same_work(drafter, seed) for seed in (1, 2, 3)),
         *(true_winner(drafter, seed) for seed in (1, 2)),
         searched(drafter, 1),
+        searched(drafter, 2, ngram=True),
     ]
 
 
@@ -118,16 +119,21 @@ def true_winner(drafter: str, seed: int) -> Question:
     )
 
 
-def searched(drafter: str, seed: int) -> Question:
+def searched(drafter: str, seed: int, *, ngram: bool = False) -> Question:
     """Ask for a better schedule than K=4, where one is known to exist and none is named.
 
     Alone a request gains from two tokens and more, sixteen together pay for each: far apart, so
     that a schedule beats every one K.
+
+    Args:
+        drafter: Model that drafts.
+        seed: Of the run.
+        ngram: Whether drafts are looked up instead. Every step still verifies those it finds.
     """
     asked = vllm.scenario(drafter)
     return Question(
         name=f"search-{seed}",
-        title="static K=4 serves; a search finds what to test",
+        title=f"static K=4 {'of ngram ' if ngram else ''}serves; a search finds what to test",
         spec={
             "target": {"name": "chat"},
             "slo": asked.slo,
@@ -139,7 +145,7 @@ def searched(drafter: str, seed: int) -> Question:
             },
             "experiment": {"effort": "Standard", "seed": seed, "deadline": "1000h"},
         },
-        incumbent=asked.incumbent or {},
+        incumbent={**vllm.NGRAM, "num_speculative_tokens": 4} if ngram else asked.incumbent or {},
         outcomes=("Proposed",),
     )
 

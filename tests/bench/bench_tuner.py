@@ -1,19 +1,21 @@
 """What the tuner finds, and what finding it costs, in worlds whose physics it does not know.
 
 Every world is screened in virtual time: one probe launch that switches K between windows, one
-launch without speculation. What would be proposed is then compared with the truth: the same world
-without noise. Beside it, the cost of knowing as much by launches. Prints two tables; exits 1 when
-a promise is not kept.
+launch without speculation, its windows chosen one by one as the load process does. What would be
+proposed is then compared with the truth: the same world without noise. Beside it, the cost of
+knowing as much by launches. Prints a table, and writes it down; exits 1 when a promise is not kept.
 
-    python tests/bench/bench_tuner.py [--seeds 5] [--processes 2]
+    python tests/bench/bench_tuner.py [--seeds 5] [--processes 2] [--page PAGE.md]
 """
 
 import argparse
+import platform
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from math import exp, log, sqrt
 from pathlib import Path
@@ -24,20 +26,25 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from hack.demo.evidence import commit, machine
+
 from specschedule.core.budget import ASSUMED_BOOT_S, ROUNDS, WARM_UP_SECONDS
-from specschedule.core.chance import shuffled
+from specschedule.core.compare import NONE
 from specschedule.core.cost import Setting
 from specschedule.core.eprocess import E_NEEDED, evidence, rounds_needed
 from specschedule.core.evidence import Cell
 from specschedule.core.plan import LaunchRecord
 from specschedule.core.schedule import EffectiveTable, effective
-from specschedule.core.screen import REPEATS, Search, next_windows, none_settings
+from specschedule.core.screen import SWEEP_REPEATS, Search
+from specschedule.core.screening import PROBE, next_window
 from specschedule.core.search import next_screens, screening_arms
 from specschedule.core.spec import Effort, Spec
 from specschedule.core.target import ServerFacts
 from specschedule.core.tuner import propose
+from specschedule.core.visit import Screen, Visit
 from specschedule.sim.virtual import Arm, Load, simulate_hold
 from specschedule.sim.worlds import WORLDS, Noise
+from specschedule.sim.worlds import World as Physics
 from tests.tuner import published
 
 MEAN_REGRET, WORST_REGRET = 0.01, 0.05
@@ -83,8 +90,8 @@ class Result:
 class Simulated:
     """A world of the simulated engine; contexts are prompts that share all but a few tokens."""
 
-    def __init__(self, name: str, max_tokens: int) -> None:
-        self.world, self.max_tokens = WORLDS[name], max_tokens
+    def __init__(self, world: Physics, max_tokens: int) -> None:
+        self.world, self.max_tokens = world, max_tokens
         self._quiet = replace(self.world, noise=Noise(step=0.0, launch=0.0))
         self._known: dict[Setting, float] = {}
 
@@ -103,7 +110,7 @@ class Simulated:
             self._known[setting] = rate
         return self._known[setting]
 
-    def _window(self, world: object, setting: Setting, arm: str, seed: int, requests: int) -> Cell:
+    def _window(self, world: Physics, setting: Setting, arm: str, seed: int, requests: int) -> Cell:
         batch, tokens, context = setting
         prompt = 128 if context is None else context - 64
         load = Load(
@@ -113,7 +120,7 @@ class Simulated:
         )
         rows = [[1, self.world.max_num_seqs, tokens]]
         cell = simulate_hold(
-            world,  # type: ignore[arg-type]
+            world,
             Arm("none") if arm == "none" else Arm(arm, self.max_tokens, rows),
             concurrency=batch,
             load=load,
@@ -150,13 +157,13 @@ class Tabled:
 
 
 def simulated(
-    name: str,
+    world: Physics,
     points: Sequence[int],
     max_tokens: int,
     rival: Sequence[Sequence[int]] | None = None,
     **more: object,
 ) -> World:
-    source = Simulated(name, max_tokens)
+    source = Simulated(world, max_tokens)
     search = published.search(points, max_tokens, **more)
     return World(search, source.measure, source.truth, rival)
 
@@ -168,15 +175,23 @@ def tabled(rates: Mapping[int, Sequence[float]]) -> World:
 
 
 WORLDS_TUNED: dict[str, Callable[[], World]] = {
-    "PR 32374, EAGLE": partial(simulated, "pr32374-eagle", (1, 4, 16, 32, 64), 7),
-    "PR 32374, EAGLE3": partial(simulated, "pr32374-eagle3", (1, 4, 16, 32, 64), 7),
+    "PR 32374, EAGLE": partial(simulated, WORLDS["pr32374-eagle"], (1, 4, 16, 32, 64), 7),
+    "PR 32374, EAGLE3": partial(simulated, WORLDS["pr32374-eagle3"], (1, 4, 16, 32, 64), 7),
+    "PR 32374, low acceptance": partial(
+        simulated,
+        replace(WORLDS["pr32374-eagle"], acceptance=published.LOW),
+        (1, 4, 16, 32, 64),
+        7,
+    ),
     "SGLang 22246, Qwen3-235B": partial(tabled, published.QWEN3_235B),
     "SGLang 22246, GLM-4.7": partial(tabled, published.GLM_4_7),
-    "SpecDecode-Bench, EAGLE": partial(simulated, "specdecode-bench", (1, 4, 16, 64, 128), 7),
-    "roofline with cliffs": partial(simulated, "roofline", (1, 8, 32, 64, 128, 256), 7),
+    "SpecDecode-Bench, EAGLE": partial(
+        simulated, WORLDS["specdecode-bench"], (1, 4, 16, 64, 128), 7
+    ),
+    "roofline with cliffs": partial(simulated, WORLDS["roofline"], (1, 8, 32, 64, 128, 256), 7),
     "PR 48944, contexts": partial(
         simulated,
-        "context-axis",
+        WORLDS["context-axis"],
         (64, 128, 256),
         3,
         contexts=published.CONTEXTS,
@@ -184,7 +199,7 @@ WORLDS_TUNED: dict[str, Callable[[], World]] = {
         kv_cache_tokens=1_600_000,
     ),
     "One Line, experts": partial(
-        simulated, "experts", (1, 2, 4, 8, 12, 16), 5, rival=[[1, 2, 5], [3, 16, 1]]
+        simulated, WORLDS["experts"], (1, 2, 4, 8, 12, 16), 5, rival=[[1, 2, 5], [3, 16, 1]]
     ),
 }
 """Worlds by title, in the order of the table."""
@@ -192,15 +207,40 @@ WORLDS_TUNED: dict[str, Callable[[], World]] = {
 
 def screen(world: World, seed: int) -> list[Cell]:
     """Return the windows of one screening: a launch without speculation, then the probe."""
-    search, base = replace(world.search, seed=seed), 1000 * (seed + 1)
-    cells = [
-        world.measure(setting, "none", base + at)
-        for at, setting in enumerate(shuffled(none_settings(search), seed))
-    ]
-    while asks := next_windows(search, cells).asks:
-        for ask in asks:
-            cells.append(world.measure(ask.setting, "probe", base + len(cells)))
+    base = 1000 * (seed + 1)
+    cells: list[Cell] = []
+    for launch, arm in enumerate((NONE, PROBE), 1):
+        of = visit(world.search, arm, launch, seed)
+        while (window := next_window(of, cells)) is not None:
+            assert window.profile.concurrency is not None
+            assert window.tokens is not None
+            setting = Setting(window.profile.concurrency, window.tokens, window.context)
+            cells.append(world.measure(setting, arm, base + len(cells)))
     return cells
+
+
+def visit(search: Search, arm: str, launch: int, seed: int) -> Visit:
+    """Return what the load process is told of a launch of a screen."""
+    return Visit(
+        run="bench",
+        arm=arm,
+        launch=launch,
+        round=0,
+        url="http://127.0.0.1:8000",
+        slo=search.slo,
+        prompt_tokens=search.prompt_tokens,
+        output_tokens=search.output_tokens,
+        screen=Screen(
+            batch_sizes=list(search.points),
+            contexts=list(search.contexts),
+            max_tokens=search.max_tokens,
+            max_num_seqs=search.max_num_seqs,
+            max_model_len=search.max_model_len,
+            kv_cache_tokens=search.kv_cache_tokens,
+            graph_sizes=list(search.graphs.sizes),
+            seed=seed,
+        ),
+    )
 
 
 def one_screening(title: str, seed: int) -> Result:
@@ -316,63 +356,32 @@ def false_promotions(arms: int, runs: int, seed: int) -> tuple[float, float]:
     return screened / runs, swept / runs
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5, help="screenings per world")
-    parser.add_argument("--processes", type=int, default=2)
-    options = parser.parse_args()
-    began = time.monotonic()
-    click.echo(
-        f"{options.seeds} screenings per world; the full grid is every load point (and context) x "
-        f"K, {REPEATS} times"
-    )
-    click.echo(
-        f"{'world':26} {'grid':>5} {'windows':>8} {'share':>6} {'launches':>9} {'sweep':>6} "
-        f"{'regret':>7} {'worst':>6} {'GPU-s':>7} {'swept':>7} {'share':>6}  schedule"
-    )
-    broken: list[str] = []
-    every: list[float] = []
-    with ProcessPoolExecutor(options.processes) as pool:
-        for title, make in WORLDS_TUNED.items():
-            results = list(pool.map(partial(one_screening, title), range(options.seeds)))
-            search = make().search
-            broken += report(title, search, results)
-            every += [r for result in results for r in result.regrets]
-    mean = fmean(every)
-    click.echo(f"{'all worlds':26} {'':38} {mean:>7.2%} {max(every):>6.1%}")
-    click.echo(
-        f"{'promised':26} {'':>5} {'':>8} {SHARE_OF_WINDOWS:>6.0%} {MOST_LAUNCHES:>9} {'':>6} "
-        f"{MEAN_REGRET:>7.2%} {WORST_REGRET:>6.1%} {'':>7} {'':>7} {SHARE_OF_SECONDS:>6.0%}"
-    )
-    if mean > MEAN_REGRET:
-        broken.append(f"mean regret {mean:.2%}")
-    runs = 2000
-    screened, swept = false_promotions(8, runs, 1)
-    click.echo(
-        f"false promotions where nothing is gained ({runs} runs, looked at after every round): "
-        f"screened {screened:.1%}, swept {swept:.1%}, promised {FALSE_PROMOTIONS:.0%}"
-    )
-    if screened > FALSE_PROMOTIONS + 2 * sqrt(FALSE_PROMOTIONS / runs):
-        broken.append("false promotions")
-    for line in broken:
-        click.echo(f"NOT KEPT: {line}")
-    click.echo(f"took {time.monotonic() - began:.0f} s")
-    return 1 if broken else 0
+HEAD = ("world", "grid", "windows", "share", "launches", "sweep", "regret", "worst", "GPU-s",
+        "swept", "share", "schedule")  # fmt: skip
+WIDTHS = (26, 5, 8, 6, 9, 6, 7, 6, 7, 7, 6, 0)
 
 
-def report(title: str, search: Search, results: Sequence[Result]) -> list[str]:
-    """Print a world's row and return the promises that it breaks."""
-    grid = len(search.points) * max(1, len(search.contexts)) * (search.max_tokens + 1) * REPEATS
+@dataclass(frozen=True)
+class Row:
+    """A line of the table, and the promises that it breaks."""
+
+    cells: tuple[str, ...]
+    broken: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        first, *others = zip(self.cells, WIDTHS, strict=True)
+        return " ".join([first[0].ljust(first[1]), *(text.rjust(width) for text, width in others)])
+
+
+def row(title: str, search: Search, results: Sequence[Result]) -> Row:
+    """Return a world's line."""
+    full = (search.max_tokens + 1) * SWEEP_REPEATS
+    grid = len(search.points) * max(1, len(search.contexts)) * full
     windows = max(r.windows for r in results)
     regrets = [x for r in results for x in r.regrets]
     gain, schedules = median(r.gain for r in results), round(fmean(r.schedules for r in results))
     cost = verdict_cost(search, windows, gain, schedules)
     share, launches = cost.tuned / cost.swept, screening_launches(search)
-    click.echo(
-        f"{title:26} {grid:>5} {windows:>8} {windows / grid:>6.0%} {launches:>9} "
-        f"{(search.max_tokens + 1) * REPEATS:>6} {fmean(regrets):>7.2%} {max(regrets):>6.1%} "
-        f"{cost.tuned:>7.0f} {cost.swept:>7.0f} {share:>6.0%}  {results[0].schedule}"
-    )
     promises = (
         (windows <= grid * SHARE_OF_WINDOWS, f"{windows} windows of a grid of {grid}"),
         (launches <= MOST_LAUNCHES, f"{launches} launches"),
@@ -381,7 +390,101 @@ def report(title: str, search: Search, results: Sequence[Result]) -> list[str]:
         (share <= SHARE_OF_SECONDS, f"{share:.0%} of the GPU-seconds of a sweep"),
         (not any(r.loses_to_rival for r in results), "loses to the published schedule"),
     )
-    return [f"{title}: {message}" for kept, message in promises if not kept]
+    cells = (
+        title, str(grid), str(windows), f"{windows / grid:.1%}", str(launches), str(full),
+        f"{fmean(regrets):.2%}", f"{max(regrets):.1%}", f"{cost.tuned:.0f}", f"{cost.swept:.0f}",
+        f"{share:.0%}", results[0].schedule,
+    )  # fmt: skip
+    return Row(cells, tuple(f"{title}: {message}" for kept, message in promises if not kept))
+
+
+def totals(regrets: Sequence[float]) -> list[Row]:
+    """Return the lines below the worlds: their mean and worst, and what is promised."""
+    mean = fmean(regrets)
+    broken = (f"mean regret {mean:.2%}",) if mean > MEAN_REGRET else ()
+    gap = ("",) * 5
+    every = ("all worlds", *gap, f"{mean:.2%}", f"{max(regrets):.1%}", "", "", "", "")
+    promised = (
+        "promised", "", "", f"{SHARE_OF_WINDOWS:.0%}", str(MOST_LAUNCHES), "", f"{MEAN_REGRET:.2%}",
+        f"{WORST_REGRET:.1%}", "", "", f"{SHARE_OF_SECONDS:.0%}", "",
+    )  # fmt: skip
+    return [Row(every, broken), Row(promised)]
+
+
+def of_chance(runs: int) -> tuple[str, list[str]]:
+    """Return what is said of false promotions, and whether that breaks the promise."""
+    screened, swept = false_promotions(8, runs, 1)
+    broken = screened > FALSE_PROMOTIONS + 2 * sqrt(FALSE_PROMOTIONS / runs)
+    return (
+        f"False promotions where nothing is gained ({runs} runs, looked at after every round): "
+        f"screened {screened:.1%}, swept {swept:.1%}, promised {FALSE_PROMOTIONS:.0%}.",
+        ["false promotions"] if broken else [],
+    )
+
+
+def explained(seeds: int) -> list[str]:
+    """Say what the columns are."""
+    return [
+        f"{seeds} screenings per world. *grid*: every load point (and context) x K, "
+        f"{SWEEP_REPEATS} times; *windows*: the most that a screening took, those without "
+        "speculation included. *launches*: of the screen, against *sweep*: one for each K and "
+        "repeat.",
+        "",
+        "*GPU-s* to a verdict at one false-promotion rate, against *swept*: no speculation, every "
+        "K and every schedule worth testing launched beside the incumbent in every round, at every "
+        "load point. A sweep that drops losers early would cost less than that.",
+    ]
+
+
+def page(rows: Sequence[Row], chance: str, broken: Sequence[str], seeds: int) -> str:
+    """Return the table as a page."""
+    here = machine()
+    lines = [
+        "# make bench-tuner",
+        "",
+        f"Written by that command on {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}; numpy "
+        f"{np.__version__}, Python {platform.python_version()}; {here['cpus']} cores "
+        f"({here['cpu']}), specschedule {commit()}.",
+        "",
+        *explained(seeds),
+        "",
+        f"| {' | '.join(HEAD)} |",
+        f"|---|{'---:|' * (len(HEAD) - 2)}---|",
+        *(f"| {' | '.join(each.cells)} |" for each in rows),
+        "",
+        chance,
+        "",
+        *(f"- NOT KEPT: {each}" for each in broken),
+        *([] if broken else ["Every promise is kept."]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5, help="screenings per world")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--page", type=Path, help="where to write the page")
+    options = parser.parse_args()
+    began = time.monotonic()
+    rows: list[Row] = []
+    every: list[float] = []
+    click.echo(Row(HEAD))
+    with ProcessPoolExecutor(options.processes) as pool:
+        for title, make in WORLDS_TUNED.items():
+            results = list(pool.map(partial(one_screening, title), range(options.seeds)))
+            rows.append(row(title, make().search, results))
+            every += [r for result in results for r in result.regrets]
+            click.echo(rows[-1])
+    rows += totals(every)
+    chance, broken = of_chance(2000)
+    broken = [*(line for each in rows for line in each.broken), *broken]
+    for line in (*rows[-2:], chance, *(f"NOT KEPT: {each}" for each in broken)):
+        click.echo(line)
+    click.echo(f"took {time.monotonic() - began:.0f} s")
+    if options.page is not None:
+        options.page.write_text(page(rows, chance, broken, options.seeds))
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

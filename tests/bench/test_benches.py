@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from . import bench_attention, bench_context, bench_crossing, side_by_side, steps_plot
+from . import (
+    bench_attention,
+    bench_context,
+    bench_crossing,
+    bench_screen,
+    side_by_side,
+    steps_plot,
+)
 from .bench_crossing import Step
 from .paired import Interval, interval
 
@@ -189,3 +196,41 @@ def test_the_picture_shows_every_step_and_every_change() -> None:
     width, height = float(picture.get("width", 0)), float(picture.get("height", 0))
     assert all(0 <= float(c.get("cx", -1)) <= width for c in circles)
     assert all(0 <= float(c.get("cy", -1)) <= height for c in circles)
+
+
+LAUNCHES = {1: (20.0, 24.0, 30.0, 29.8, 27.0), 4: (80.0, 90.0, 85.0, 70.0, 60.0), 12: (99.0,) * 5}
+
+
+@pytest.mark.parametrize(
+    ("why", "chosen", "apart", "told"),
+    [
+        ("each the launches' best", (2, 1, 4), 0.01, bench_screen.AS_LAUNCHES),
+        ("K=3 alone loses less than a tie", (3, 1, 0), 0.01, bench_screen.AS_LAUNCHES),
+        ("K=1 alone loses a fifth", (1, 1, 0), 0.01, bench_screen.OTHERWISE),
+        ("a fifth is a tie where windows differ by a tenth", (1, 1, 0), 0.0999,
+         bench_screen.OTHERWISE),
+        ("right, and so would anything be", (2, 1, 0), 0.15, bench_screen.NOT_SHOWN),
+        ("wrong, and nobody could tell", (0, 4, 0), 0.15, bench_screen.NOT_SHOWN),
+        ("no launch was measured twice", (2, 1, 0), None, bench_screen.NOT_SHOWN),
+    ],
+)  # fmt: skip
+def test_the_probe_chose_as_the_launches_only_where_they_can_tell(
+    why: str, chosen: tuple[int, ...], apart: float | None, told: str
+) -> None:
+    both = [1.0] if apart is None else [1 - apart / 2, 1 + apart / 2]
+    alone = {
+        (at, k): [rate * each for each in both]
+        for at, row in LAUNCHES.items()
+        for k, rate in enumerate(row)
+    }
+    proposal = {
+        "choices": [
+            {"at": at, "best": k, "chosen": k} for at, k in zip(LAUNCHES, chosen, strict=True)
+        ],
+        "candidates": [{"name": "best", "schedule": [[1, 16, 2]]}],
+        "lead": "best",
+        "notes": [],
+    }
+    lines, said = bench_screen.compared(proposal, alone, {})
+    assert said == told, why
+    assert [line[:5] for line in lines if line.startswith("| ")][1:] == ["| 1 |", "| 4 |", "| 12 "]

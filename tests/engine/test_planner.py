@@ -231,3 +231,13 @@ def test_the_secret_is_never_repeated() -> None:
         inband.read({**ASKED, inband.SECRET: "guess"}, "launch-secret", **LIMITS)
     assert "launch-secret" not in str(refused.value)
     assert "guess" not in str(refused.value)
+
+
+def test_shapes_that_were_not_seen_for_long_are_forgotten(monkeypatch) -> None:
+    monkeypatch.setattr("specschedule.engine.planner.SHAPES_KEPT", 2)
+    ring = Ring(9)
+    of = Planner(table([[1, 8, 4]]), ring)
+    for target in (10, 20, 10, 30, 10, 20):
+        of.plan({"a": request(0)}, output({"a": target}))
+    first = [line.get("firstOfShape", False) for line in ring.since(0, 9)]
+    assert first == [True, True, False, True, False, True]

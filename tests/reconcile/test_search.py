@@ -63,6 +63,10 @@ def test_the_proposals_stand_in_the_status_with_their_gains(whole):
     best = found["proposed"][0]
     assert best["name"] == found["lead"] == "best"
     assert best["overNone"]["low"] <= best["overNone"]["value"] <= best["overNone"]["high"]
+    assert {each["at"] for each in best["predicted"]} == set(SEARCH["load"]["points"])
+    assert all(
+        each["throughput"]["value"] > 0 < each["tpotMs"]["value"] for each in best["predicted"]
+    )
     assert {"none"} <= {each["name"] for each in found["proposed"]}
 
 

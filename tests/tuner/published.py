@@ -62,9 +62,22 @@ def cell(
     arm: str = "probe",
     context: int | None = None,
     steps: int = 4000,
+    undrafted: int = 0,
     **more: object,
 ) -> Cell:
-    """Return a window of ``steps`` engine steps of ``seconds`` each."""
+    """Return a window of ``steps`` engine steps of ``seconds`` each.
+
+    Args:
+        batch: Requests in flight.
+        tokens: K.
+        seconds: Of a step.
+        survival: Acceptance by draft position.
+        arm: Arm of the window.
+        context: Mean context.
+        steps: Engine steps in which every request drafts.
+        undrafted: Tokens that came without a draft, in no draft counter.
+        more: Other fields.
+    """
     passed = steps * batch
     accepted = round((length(survival, tokens) - 1) * passed)
     tpot = 1000 * seconds / length(survival, tokens)
@@ -87,7 +100,7 @@ def cell(
         "windowSeconds": steps * seconds,
         "offered": 100,
         "completed": 100,
-        "outputTokens": passed + accepted,
+        "outputTokens": passed + accepted + undrafted,
         "batchSizeMean": float(batch),
         "ttftMs": Quantiles(p50=1500 * seconds, p90=2500 * seconds),
         "tpotMs": Quantiles(p50=tpot, p90=1.05 * tpot),

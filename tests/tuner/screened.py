@@ -17,6 +17,7 @@ def screened(
     step: Step,
     *,
     noise: float = 0.0,
+    drift: float = 0.0,
     seed: int = 0,
     survival: Sequence[float] = EAGLE3,
 ) -> tuple[list[Cell], Next]:
@@ -26,6 +27,7 @@ def screened(
         wanted: What is tuned.
         step: The engine.
         noise: Standard deviation of the logarithm of each window's step time.
+        drift: Share by which the machine has become slower once the budget is spent.
         seed: Of the noise.
         survival: Acceptance by draft position.
     """
@@ -34,6 +36,7 @@ def screened(
     while asks := (found := next_windows(wanted, cells)).asks:
         for ask in asks:
             seconds = step(*ask.setting) * float(np.exp(chance.normal(0, noise)))
+            seconds *= 1 + drift * len(cells) / wanted.budget
             cells.append(cell(ask.concurrency, ask.tokens, seconds, survival, context=ask.context))
         assert len(cells) < 200
     return cells, found

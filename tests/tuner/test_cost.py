@@ -114,3 +114,22 @@ def test_any_windows_give_finite_times_and_a_covariance(windows, asked):
     assert (model.seconds(asked) > 0).all()
     assert covariance == pytest.approx(covariance.T, abs=1e-9)
     assert np.linalg.eigvalsh(covariance).min() > -1e-8
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(SETTINGS, st.floats(1e-4, 10)), min_size=1, max_size=15),
+    st.lists(st.integers(1, 600), min_size=2, max_size=8),
+    st.integers(0, 7),
+)
+def test_by_the_trend_no_step_is_shorter_than_one_of_fewer_requests(windows, batches, tokens):
+    model = StepTimes([Timed(s, t) for s, t in windows], LENGTHS, Graphs(DEFAULT_GRAPH_SIZES))
+    trend = model.trend([Setting(b, tokens) for b in sorted(batches)])
+    assert (np.diff(trend) >= -1e-9 * trend[:-1]).all()
+
+
+def test_a_padded_step_that_was_slow_once_is_not_slower_than_its_full_graph_by_the_trend():
+    windows = [Timed(Setting(b, 0), t) for b, t in ((8, 0.009), (9, 0.014), (16, 0.010))]
+    model = StepTimes(windows, LENGTHS, Graphs(DEFAULT_GRAPH_SIZES))
+    padded, full = model.trend([Setting(9, 0), Setting(16, 0)])
+    assert padded <= full

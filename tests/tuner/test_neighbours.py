@@ -125,7 +125,9 @@ def test_where_nothing_is_left_to_decide_there_is_none():
 
 def test_the_settings_that_decide_are_both_ks_where_the_rows_differ():
     few = seen(measured(1))
-    for each in undecided(ONE_LINE, few.grid, few.forecast, few.contexts):
+    found = undecided(ONE_LINE, few.grid, few.forecast, few.contexts)
+    assert found
+    for each in found:
         ours, theirs = each.decides
         assert ours.batch == theirs.batch
         assert isinstance(ours, Setting)

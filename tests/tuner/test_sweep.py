@@ -103,3 +103,22 @@ def test_a_depth_window_is_a_single_stream():
     shallow = deep.model_copy(update={"profile": Profile(kind="depth", context=425_000)})
     found = sweep([deep, shallow])
     assert [w.setting for w in found.schedule] == [Setting(1, 3, 6500), Setting(1, 3, 425_000)]
+
+
+@pytest.mark.parametrize("undrafted", [0, 900, 30_000])
+def test_a_step_is_timed_by_output_since_drafts_do_not_tell_all_of_it(undrafted):
+    """An answer's first token, and all that a drafter finds nothing for, is in no draft counter."""
+    seen = cell(8, 3, 0.01, undrafted=undrafted)
+    (window,) = sweep([seen]).schedule
+    length = 1 + seen.accepted_tokens / seen.drafts
+    rate = seen.output_tokens / seen.window_seconds
+    assert 8 * length / window.seconds == pytest.approx(rate)
+
+
+def test_a_drafter_that_finds_fewer_tokens_than_k_is_believed_and_told():
+    short = GOOD.model_copy(update={"draft_tokens": 2 * (GOOD.drafts or 0)})
+    found = sweep([GOOD, short])
+    assert len(found.schedule) == 2
+    (note,) = found.notes
+    assert "1 windows drafted fewer tokens than their K" in note
+    assert "2.00 at K=3" in note

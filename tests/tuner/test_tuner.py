@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specschedule.core.evidence import Cell, Profile, Quantiles
+from specschedule.core.proposal import MOST_NOTES, kept
 from specschedule.core.schedule import effective
 from specschedule.core.spec import Slo
 from specschedule.core.tuner import NothingMeasured, propose
@@ -173,6 +174,36 @@ def test_rows_outside_the_measured_range_say_so():
     assert any("1-3 were not measured" in warning for warning in low.warnings)
 
 
+@pytest.mark.parametrize("undrafted", [0, 300, 30_000])
+def test_a_measured_rate_is_predicted_though_many_steps_drafted_nothing(undrafted):
+    cells = [cell(8, k, 0.01, undrafted=undrafted if k else 0) for k in range(3)]
+    static = next(c for c in propose(search((8,), 2), cells).candidates if c.kind == "static")
+    (predicted,) = static.predicted
+    seen = cells[predicted.tokens]
+    rate = seen.output_tokens / seen.window_seconds
+    assert predicted.throughput.value == pytest.approx(rate, rel=0.005)
+
+
+def test_a_drafter_that_seldom_finds_anything_is_judged_by_what_is_put_out():
+    # 880 tokens a second at K=1 and 800 at K=0, though most of the tokens came without a draft.
+    cells = [
+        cell(8, 0, 0.01),
+        cell(8, 1, 0.025, (0.5,), undrafted=40_000),
+    ]
+    (choice,) = propose(search((8,), 1), cells).choices
+    assert (choice.best, choice.chosen) == (1, 1)
+
+
+def test_the_largest_of_those_alike_is_a_candidate_of_its_own():
+    seconds = {0: 0.015} | {k: 0.01 * published.length(published.EAGLE3, k) for k in (1, 2)}
+    found = by_name(
+        propose(search((1, 8), 2), grid(lambda b, k: seconds[k], (1, 8), 2, published.EAGLE3))
+    )
+    assert found["best"].schedule == [[1, 8, 1]]
+    assert found["largest"].schedule == [[1, 8, 2]]
+    assert found["largest"].same_as is None
+
+
 def test_nothing_is_predicted_beyond_the_kv_cache():
     found = loses_later(kv_cache_tokens=32 * 260)
     assert {p.at for c in found.candidates for p in c.predicted} == {1, 8, 32}
@@ -315,8 +346,41 @@ def test_raising_k_for_long_contexts_carries_no_warning_of_lowering():
     assert [best.tokens(b) for b in (16, 64)] == [0, 0]
     assert [five.tokens(b, 400) for b in (16, 64)] == [0, 0]
     assert all(five.tokens(b, 4000) > 0 for b in (16, 64))
-    (only,) = found["context"].warnings
-    assert "mixed contexts" in only
+    warnings = found["context"].warnings
+    assert not any("lowers K" in warning for warning in warnings)
+
+
+def test_rows_by_context_outside_the_measured_range_say_so():
+    five = by_name(by_context(lambda b, k, c: 4e-7 * b * c))["context"]
+    assert (five.schedule[0][0], max(row[3] for row in five.schedule)) == (1, 32_768)
+    for said in ("1-15 were not measured", "contexts below 400 and above 4000 were not measured"):
+        assert any(said in warning for warning in five.warnings), said
+
+
+def beyond_the_cache(contexts, **more):
+    """Propose where 64 in flight gain from few drafts, and 64 at a long context were not measured.
+
+    There, as far as a model can tell, reading the context hides what drafts cost.
+    """
+    cells = [
+        cell(b, k, 6e-3 + 4e-7 * b * c + (8e-3 if b == 64 else 1e-4) * k, context=c)
+        for c in contexts
+        for b in (16, 64)
+        for k in range(5)
+        if b * c < 16 * 4064 + 1
+    ]
+    return by_name(propose(search((16, 64), 4, contexts=contexts, **more), cells))
+
+
+def test_what_the_kv_cache_cannot_hold_chooses_no_k():
+    assert "context" in beyond_the_cache((400, 4000)), "without a limit the model decides there"
+    found = beyond_the_cache((400, 4000), kv_cache_tokens=16 * 4070)
+    assert "context" not in found
+    best, alone = (
+        effective(each["best"].schedule, max_tokens=4, max_num_seqs=64)
+        for each in (found, beyond_the_cache((400,)))
+    )
+    assert [best.tokens(b) for b in (16, 64)] == [alone.tokens(b) for b in (16, 64)] == [4, 1]
 
 
 def test_no_gain_is_claimed_where_both_select_the_same_k():
@@ -335,6 +399,43 @@ def test_a_drafter_that_loses_its_state_at_zero_is_told():
     order = [(2, fresh), (1, fresh), (2, fresh), (0, fresh), (2, lost), (1, fresh)]
     cells = [cell(8, k, 0.01, survival) for k, survival in order]
     assert any("loses its state" in note for note in propose(search((8,), 2), cells).notes)
+
+
+def test_rows_without_drafts_warn_of_a_state_lost_there():
+    fresh, lost = published.EAGLE3, (0.4, 0.3, 0.2, 0.1)
+    cells = [
+        cell(b, k, crossing(b, k), survival)
+        for b in (1, 8, 32, 64)
+        for k, survival in ((1, fresh), (2, fresh), (3, fresh), (4, fresh), (0, fresh), (1, lost))
+    ]
+    found = propose(search((1, 8, 32, 64), 4), cells)
+    warned = {
+        c.name for c in found.candidates if any("loses its state" in each for each in c.warnings)
+    }
+    assert "best" in warned
+    assert warned == {
+        c.name for c in found.candidates if any(row[-1] == 0 for row in c.schedule or [])
+    }
+
+
+def test_what_a_run_keeps_tells_more_than_what_was_left_out():
+    fresh, lost = (0.7, 0.5), (0.4, 0.2)
+    order = [(2, fresh), (1, fresh), (2, fresh), (0, fresh), (2, lost), (1, fresh)]
+    cells = [cell(8, k, 0.01, s, context=c) for c in (400, 4000) for k, s in order]
+    void = [cell(8, 1, 0.01, context=400, void=f"sends lagged {n}") for n in range(12)]
+    found = kept(propose(search((8,), 2, contexts=(400, 4000)), [*void, *cells]))
+    assert len(found.notes) == MOST_NOTES
+    assert any("loses its state" in note for note in found.notes)
+    assert any("flat with context" in note for note in found.notes)
+    left_out = [note for note in found.notes if "is left out: void" in note]
+    assert left_out[-1].startswith(f"{12 - len(left_out) + 1} more, such as: cell")
+
+
+def test_what_a_run_keeps_predicts_the_lead_by_load_point():
+    found = loses_later()
+    predicted = {each.name: each.predicted for each in kept(found).proposed}
+    assert predicted.pop(found.lead) == by_name(found)[found.lead].predicted != []
+    assert not any(predicted.values())
 
 
 def test_a_schedule_that_was_silently_off_teaches_nothing():

@@ -171,6 +171,15 @@ def test_no_status_is_above_the_limit_and_what_decides_is_never_cut(size: int) -
     assert statuses.fitted(small) == small
 
 
+def test_predictions_stay_while_there_is_room() -> None:
+    predicted = [{"at": at, "tokens": 1} for at in range(9)]
+    proposals = {"lead": "best", "proposed": [{"name": "best", "predicted": predicted}]}
+    assert statuses.fitted(large(10) | {"proposals": proposals})["proposals"] == proposals
+    small = statuses.fitted(large(900) | {"proposals": proposals})
+    assert small["proposals"] == {"lead": "best", "proposed": [{"name": "best"}]}
+    assert "notes, predictions by load point, noise floors" in small["message"]
+
+
 def test_what_loses_least_goes_first_and_is_named() -> None:
     small = statuses.fitted(large(900))
     assert small["message"].endswith(

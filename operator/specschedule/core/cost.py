@@ -110,7 +110,7 @@ class StepTimes:
         self._knots = sorted({s.batch * (s.tokens + 1) for s in self.settings} | {0})
         self._weights = self._fit(np.exp(means))
         self._places = self._placed(self.settings)
-        self._residual = means - np.log(self._trend(self.settings))
+        self._residual = means - np.log(self.trend(self.settings))
         self._solver = cho_factor(self._kernel(self._places, self._places) + np.diag(variance))
         self._gain = cho_solve(self._solver, self._residual)
 
@@ -118,16 +118,17 @@ class StepTimes:
         """Return the mean logarithm of the step's seconds, and its covariance."""
         places = self._placed(settings)
         across = self._kernel(places, self._places)
-        mean = np.log(self._trend(settings)) + across @ self._gain
+        mean = np.log(self.trend(settings)) + across @ self._gain
         covariance = self._kernel(places, places) - across @ cho_solve(self._solver, across.T)
         return mean, covariance
 
     def seconds(self, settings: Sequence[Setting]) -> Floats:
         """Return the predicted seconds of a step."""
         across = self._kernel(self._placed(settings), self._places)
-        return np.asarray(self._trend(settings) * np.exp(across @ self._gain))
+        return np.asarray(self.trend(settings) * np.exp(across @ self._gain))
 
-    def _trend(self, settings: Sequence[Setting]) -> Floats:
+    def trend(self, settings: Sequence[Setting]) -> Floats:
+        """Return the seconds of a step by the physical trend alone: never less in more company."""
         return np.asarray(np.maximum(self._columns(settings) @ self._weights, 1e-9))
 
     def _fit(self, seconds: Floats) -> Floats:
@@ -156,7 +157,7 @@ class StepTimes:
         context = np.array([s.context or 0 for s in settings], dtype=float)
         verified = [s.batch * (s.tokens + 1) for s in settings]
         computed = np.array(verified, dtype=float)
-        padding = np.array([self._graphs.padded(n) - n for n in verified], dtype=float)
+        padded = np.array([self._graphs.padded(n) for n in verified], dtype=float)
         ramps = []
         for low, high in zip(self._knots, self._knots[1:], strict=False):
             # The last piece goes on beyond what was measured.
@@ -167,7 +168,7 @@ class StepTimes:
         columns = [
             *ramps,
             np.ones(len(settings)),
-            padding,
+            padded,  # Not what is added: then a padded step could be longer than a full one.
             np.array([float(self._graphs.beyond(n)) for n in verified]),
             drafting,
             idle,

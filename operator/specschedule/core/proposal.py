@@ -9,7 +9,7 @@ from specschedule.core.screen import Ask
 from specschedule.core.values import Value
 
 MOST_NOTES = 8
-"""Notes kept in a run's status."""
+"""Notes kept in a run's status, the first ones."""
 LARGEST = 10.0
 """Logarithm of the largest gain that is told apart: a control that serves hardly any request
 well."""
@@ -100,7 +100,7 @@ class Proposals(Value):
     lead: str
     """Name of what to test first, or of the control that no schedule is predicted to beat."""
     proposed: list[Proposed]
-    """The best first, without the single predictions."""
+    """The best first, with single predictions of the lead only."""
     windows: int
     """Windows that counted."""
     expected_regret: float
@@ -111,12 +111,18 @@ class Proposals(Value):
 
 def kept(proposal: Proposal) -> Proposals:
     """Return what a run keeps of a proposal."""
+    notes, more = proposal.notes, len(proposal.notes) - MOST_NOTES
+    if more > 0:
+        notes = [*notes[: MOST_NOTES - 1], f"{more + 1} more, such as: {notes[MOST_NOTES - 1]}"]
     return Proposals(
         lead=proposal.lead,
-        proposed=[each.model_copy(update={"predicted": []}) for each in proposal.candidates],
+        proposed=[
+            each if each.name == proposal.lead else each.model_copy(update={"predicted": []})
+            for each in proposal.candidates
+        ],
         windows=proposal.windows,
         expected_regret=proposal.expected_regret,
-        notes=proposal.notes[:MOST_NOTES],
+        notes=notes,
     )
 
 

@@ -37,8 +37,10 @@ ASSUMED_FLOOR = 0.01
 ENOUGH = 0.005
 """Expected regret at which measuring stops. Half of the promised 1 %, because the model can be
 more certain of itself than it should be."""
-REPEATS = 3
+SWEEP_REPEATS = 3
 """Repeats that a sweep of every setting would need."""
+REPEATS = 2
+"""Windows of each setting of a launch whose K is fixed."""
 FEWER = 5
 """How many times fewer windows than such a sweep may be spent."""
 WORTH_A_WINDOW = 5e-4
@@ -99,13 +101,15 @@ class Search:
 
     @property
     def budget(self) -> int:
-        """Windows that may be spent on the schedule's path, beside those of ``none_settings``.
+        """Windows that may be spent on the schedule's path.
 
-        Never fewer than the seeds, those measured again and one for each load point.
+        With those of the launch without speculation a fifth of a sweep of every setting. Where that
+        is less than the seeds and one for each load point, those and the seeds measured again.
         """
-        sweep_all = len(self.points) * (self.max_tokens + 1) * max(1, len(self.contexts)) * REPEATS
-        least = len(seeds(self)) + AGAIN + len(self.points)
-        return max(least, sweep_all // FEWER - len(none_settings(self)))
+        settings = len(self.points) * (self.max_tokens + 1) * max(1, len(self.contexts))
+        fifth = settings * SWEEP_REPEATS // FEWER - REPEATS * len(none_settings(self))
+        least = len(seeds(self)) + len(self.points)
+        return fifth if fifth >= least else least + AGAIN
 
     def possible(self, setting: Setting) -> bool:
         """Say whether the server can hold a setting: batch size, KV cache, sequence length.
@@ -179,11 +183,35 @@ class View:
 
     def scores(self, context: int | None) -> Floats:
         """Return scores on the grid at a context: a row per batch size, a column per K."""
-        return self.forecast.table(self.grid.batches, context)
+        return np.asarray(self._scores[self.contexts.index(context)])
 
-    def pooled(self) -> Floats:
-        """Return scores on the grid, averaged over the contexts."""
-        return np.asarray(np.mean([self.scores(c) for c in self.contexts], axis=0))
+    @cached_property
+    def _scores(self) -> Floats:
+        return np.array([self.forecast.table(self.grid.batches, c) for c in self.contexts])
+
+    @cached_property
+    def held(self) -> NDArray[np.bool_]:
+        """Whether the server can hold a place: a row per context, a column per batch size."""
+        possible = self.search.possible
+        return np.array(
+            [[possible(Setting(b, 0, c)) for b in self.grid.batches] for c in self.contexts]
+        )
+
+    def pooled(self, contexts: Sequence[int | None] = ()) -> Floats:
+        """Return scores on the grid, averaged over contexts.
+
+        At a batch size only the contexts count at which the server can hold it: elsewhere nothing
+        is measured. Where it can hold none of them, all contexts that it can hold stand in for
+        them, and the shortest where it can hold none at all.
+
+        Args:
+            contexts: Contexts to average over; every one that is told apart when empty.
+        """
+        held = self.held.copy()
+        held[0] |= ~held.any(axis=0)
+        wanted = held & np.array([[not contexts or c in contexts] for c in self.contexts])
+        weights = np.where(wanted.any(axis=0), wanted, held).astype(float)
+        return np.asarray(np.einsum("cb,cbk->bk", weights / weights.sum(axis=0), self._scores))
 
     @cached_property
     def best(self) -> dict[int | None, list[Band]]:

@@ -12,6 +12,7 @@ from specschedule.core.compare import NONE
 from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs, Setting
 from specschedule.core.evidence import Cell, Profile
 from specschedule.core.screen import (
+    REPEATS,
     TRIES,
     Search,
     given_up,
@@ -31,8 +32,6 @@ REQUESTS = 10
 rests on all windows together."""
 SLACK = 0.05
 """Share of steps that may belong to the window before."""
-REPEATS = 2
-"""Windows of each setting of a launch whose K is fixed."""
 
 
 def fixed_arm(tokens: int) -> str:

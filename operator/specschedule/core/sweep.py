@@ -20,7 +20,7 @@ SAMPLED_SECONDS = 10.0
 """Length from which a window has samples enough of the batch size, one a second. Streams that began
 together also end together, so a few samples in a short window may all fall into the gap."""
 VERIFIED = 0.05
-"""Share by which the draft tokens per draft may miss K: the last drafts of a request are cut."""
+"""Share by which the draft tokens per draft may miss K before that is told."""
 SAME_CONTEXT = 1.25
 """Contexts within this factor of each other are one context of the sweep."""
 MOST_TOKENS = 64
@@ -35,7 +35,8 @@ class Window:
     cell: Cell
     setting: Setting
     seconds: float
-    """Seconds of the mean engine step, the prefill of other requests included."""
+    """Seconds of the mean engine step, the prefill of other requests included, as if every step
+    drafted: batch size times acceptance length over these seconds is the measured rate."""
 
     @property
     def timed(self) -> Timed:
@@ -53,7 +54,7 @@ class Sweep:
     none: tuple[Window, ...]
     """Without a speculative config."""
     notes: tuple[str, ...]
-    """What was left out, and why."""
+    """What to know of them; then what was left out, and why, a note for each."""
     timed: tuple[Timed, ...] = ()
     """Steps on the schedule's path that were timed without a server (``forward.py``)."""
 
@@ -88,11 +89,11 @@ def sweep(cells: Iterable[Cell], *, contexts: Sequence[int] = ()) -> Sweep:
         contexts: Contexts that were planned; a window near one of them is taken as at it.
     """
     cells = list(cells)
-    notes, counted = [], []
+    notes, left_out, counted = [], [], []
     for cell in cells:
         window = _window(cell)
         if isinstance(window, str):
-            notes.append(f"cell {cell.cell} of arm {cell.arm} is left out: {window}")
+            left_out.append(f"cell {cell.cell} of arm {cell.arm} is left out: {window}")
         else:
             counted.append(window)
     counted = _contexts_joined(counted, contexts)
@@ -110,7 +111,15 @@ def sweep(cells: Iterable[Cell], *, contexts: Sequence[int] = ()) -> Sweep:
             f"{len(static)} windows of arms with a static K are left out: they took another "
             "code path than a schedule does"
         )
-    return Sweep(schedule, none, tuple(notes))
+    short = [w for w in schedule if _drafted(w.cell) < w.setting.tokens * (1 - VERIFIED)]
+    if short:
+        first = short[0]
+        notes.append(
+            f"{len(short)} windows drafted fewer tokens than their K, as a drafter does that finds "
+            f"nothing to go on: {_drafted(first.cell):.2f} at K={first.setting.tokens} in cell "
+            f"{first.cell.cell}"
+        )
+    return Sweep(schedule, none, (*notes, *left_out))
 
 
 def _window(cell: Cell) -> Window | str:
@@ -146,13 +155,22 @@ def _window(cell: Cell) -> Window | str:
         return Window(cell, Setting(batch, 0, _context(cell)), cell.window_seconds * batch / output)
     if drafts <= 0 or cell.accepted_tokens is None:
         return f"K={tokens} and no draft counters: its acceptance is unknown"
-    verified = (cell.draft_tokens or 0) / drafts
-    if cell.draft_tokens is not None and abs(verified / tokens - 1) > VERIFIED:
-        return f"K={tokens} was planned and {verified:.2f} draft tokens were verified per step"
+    # A drafter may find fewer tokens than K; only a server that does not follow finds more.
+    if cell.draft_tokens is not None and (drafted := _drafted(cell)) > tokens * (1 + VERIFIED):
+        return f"K={tokens} was planned and {drafted:.2f} draft tokens were verified per step"
     if not 0 <= accepted <= drafts * tokens:
         return f"{accepted} accepted of at most {drafts * tokens} draft tokens"
-    seconds = cell.window_seconds * batch / drafts
+    # By output, not by drafts: the first token of an answer comes without a draft, and so does all
+    # that a drafter finds nothing for.
+    seconds = cell.window_seconds * batch * (1 + accepted / drafts) / output
     return Window(cell, Setting(batch, tokens, _context(cell)), seconds)
+
+
+def _drafted(cell: Cell) -> float:
+    """Return the draft tokens of a draft; K where nothing was drafted or nobody tells."""
+    if not cell.drafts or cell.draft_tokens is None:
+        return float(cell.tokens or 0)
+    return cell.draft_tokens / cell.drafts
 
 
 def _context(cell: Cell) -> int | None:

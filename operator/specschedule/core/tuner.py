@@ -52,7 +52,7 @@ has no upper end."""
 
 
 class NothingMeasured(ValueError):
-    """No cell says anything about a schedule; the message gives the first reason."""
+    """No cell says anything about a schedule; the message gives the last reason."""
 
 
 def propose(
@@ -80,25 +80,24 @@ def propose(
         if not seeds(search):
             raise NothingMeasured(HOLDS_NONE)
         raise NothingMeasured(
-            found.notes[0]
+            found.notes[-1]
             if found.notes
             else "no window with K above 0, held requests and draft counters"
         )
     if forward:
         usual = search.prompt_tokens + search.output_tokens // 2
         found = beside(found, forward, usual=usual)
-    notes = [*_unavailable(search), _weighed(search), *found.notes]
     alike = flat(found, search.zone)
     if alike is not None:
         found = found.anywhere()
-        notes.append(alike)
     seen = view(search, found)
-    notes += _unknown(seen)
-    notes += stale_after_zero([w.cell for w in found.schedule])
+    stale = stale_after_zero([w.cell for w in found.schedule])
     scores = seen.pooled()
     best = seen.rows(scores)
     five, axis = _by_context(seen, scores, best)
-    notes += axis
+    # What says most comes first: a run keeps the first few.
+    notes = [*_unavailable(search), _weighed(search), *stale, *([alike] if alike else axis)]
+    notes += [*_unknown(seen), *found.notes]
     variants = _variants(seen, best)
     # The likeliest neighbour is tested before what differs more, the others after it.
     likeliest, later = variants[:1], variants[1:]
@@ -132,6 +131,7 @@ def propose(
     static = _static(seen, scores)
     none = _none(seen)
     time_at = {b: _weight(search, b) for b in _points(seen)}
+    candidates = [_warned(c, stale) for c in candidates]
     candidates = [compared(c, static, none, time_at) for c in [*candidates, static, none]]
     if adaptive:
         candidates.append(_adaptive(search))
@@ -166,10 +166,15 @@ def _by_context(
         f"{b} in flight and context {c} (K={tokens_at(columns[c], b)} instead of "
         f"{tokens_at(best, b)})"
         for c in contexts
-        for b in seen.search.points
-        if tokens_at(columns[c], b) < tokens_at(best, b)
+        for b in _points(seen)
+        if seen.search.possible(Setting(b, 0, c)) and tokens_at(columns[c], b) < tokens_at(best, b)
     ]
-    warnings = ["confirm it on batches of mixed contexts: the engine looks at their mean"]
+    warnings = [
+        "confirm it on batches of mixed contexts: the engine looks at their mean",
+        *_unmeasured(seen),
+        f"contexts below {contexts[0]} and above {contexts[-1]} were not measured: the nearest K "
+        "is carried on",
+    ]
     if lowered:
         warnings.append(
             "lowers K for short contexts at " + ", ".join(lowered[:3]) + ": in mixed traffic "
@@ -196,23 +201,22 @@ def _split(
     """Return bands by context for the split of the contexts that gains most, and its gain.
 
     Neighbouring contexts share bands unless telling them apart buys its price. The gain is over
-    bands that ignore the context, as a share.
+    bands that ignore the context, as a share, at what the server can hold.
     """
-    scores = {c: seen.scores(c) for c in contexts}
+    shares = seen.held / np.maximum(1, seen.held.sum(axis=0))
     found: list[tuple[float, float, dict[int, list[Band]]]] = []
     for splits in range(min(MOST_SPLITS, len(contexts) - 1) + 1):
         for at in combinations(range(1, len(contexts)), splits):
             columns: dict[int, list[Band]] = {}
             for first, last in pairwise((0, *at, len(contexts))):
                 group = contexts[first:last]
-                own = seen.rows(np.mean([scores[c] for c in group], axis=0))
-                columns |= dict.fromkeys(group, own)
+                columns |= dict.fromkeys(group, seen.rows(seen.pooled(group)))
             changes = [
-                gained(seen.grid, scores[c], seen.tokens, columns[c])
-                - gained(seen.grid, scores[c], seen.tokens, best)
+                gained(seen.grid, seen.scores(c), seen.tokens, columns[c])
+                - gained(seen.grid, seen.scores(c), seen.tokens, best)
                 for c in contexts
             ]
-            gain = float(np.dot(seen.grid.weights, np.mean(changes, axis=0)))
+            gain = float(np.dot(seen.grid.weights, (shares * np.array(changes)).sum(axis=0)))
             found.append((gain - splits * SPLIT_PRICE, gain, columns))
     _, gain, columns = max(found, key=lambda item: item[0])
     return columns, exp(gain) - 1
@@ -254,16 +258,8 @@ def _variants(seen: View, best: Sequence[Band]) -> list[Proposed]:
 
 def _schedule(seen: View, name: str, bands: Sequence[Band], why: str) -> Proposed:
     search = seen.search
-    low, high = seen.forecast.range
     bands = [*bands[:-1], bands[-1]._replace(last=search.max_num_seqs)]
-    warnings = []
-    if high < search.max_num_seqs:
-        warnings.append(
-            f"batch sizes {high + 1}-{search.max_num_seqs} were not measured: the last K is "
-            "carried on"
-        )
-    if low > 1:
-        warnings.append(f"batch sizes 1-{low - 1} were not measured: the first K is carried down")
+    warnings = _unmeasured(seen)
     if bands[0].tokens == 0 and len(bands) == 1:
         warnings.append("K=0 everywhere still runs the drafter: take the config away instead")
     return Proposed(
@@ -275,6 +271,27 @@ def _schedule(seen: View, name: str, bands: Sequence[Band], why: str) -> Propose
         why=why,
         warnings=warnings,
     )
+
+
+def _unmeasured(seen: View) -> list[str]:
+    """Say which batch sizes of a schedule lie outside what was measured."""
+    low, high = seen.forecast.range
+    most = seen.search.max_num_seqs
+    warnings = []
+    if high < most:
+        warnings.append(
+            f"batch sizes {high + 1}-{most} were not measured: the last K is carried on"
+        )
+    if low > 1:
+        warnings.append(f"batch sizes 1-{low - 1} were not measured: the first K is carried down")
+    return warnings
+
+
+def _warned(candidate: Proposed, stale: Sequence[str]) -> Proposed:
+    """Return a candidate with what was seen after steps without drafts, where it has such rows."""
+    if not any(row[-1] == 0 for row in candidate.schedule or []):
+        return candidate
+    return candidate.model_copy(update={"warnings": [*candidate.warnings, *stale]})
 
 
 def _static(seen: View, scores: Floats) -> Proposed:
@@ -413,12 +430,13 @@ def _unavailable(search: Search) -> list[str]:
 
 
 def _weighed(search: Search) -> str:
-    """Say what the load points count by."""
+    """Say what the load points, and contexts, count by."""
+    contexts = "; contexts weigh alike" if len(search.contexts) > 1 else ""
     if search.time_told is None:
-        return "load points weigh alike: nobody tells where serving spends its time"
+        return f"load points weigh alike: nobody tells where serving spends its time{contexts}"
     total = sum(search.time_at.values())
     each = ", ".join(f"{at}: {search.time_at[at] / total:.0%}" for at in search.points)
-    return f"load points weigh by {search.time_told}: {each}"
+    return f"load points weigh by {search.time_told}: {each}{contexts}"
 
 
 def _unknown(seen: View) -> list[str]:

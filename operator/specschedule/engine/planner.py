@@ -5,7 +5,7 @@ same request. Requests are vLLM's own; only their counts of tokens are read.
 """
 
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +14,9 @@ from specschedule.engine.proof import Proof
 from specschedule.engine.ring import Ring
 
 Line = dict[str, Any]
+
+SHAPES_KEPT = 4096
+"""Batch shapes that are remembered as seen, the last ones."""
 
 
 class BootError(ValueError):
@@ -128,7 +131,7 @@ class Planner:
         self.proof = Proof()
         self._ring = ring
         self._planned: dict[str, int] = {}
-        self._shapes: set[tuple[int, int]] = set()
+        self._shapes: OrderedDict[tuple[int, int], None] = OrderedDict()
 
     def plan(self, requests: Mapping[str, Any], output: Any) -> int:
         """Return the K that a scheduled step drafts for the next.
@@ -176,7 +179,16 @@ class Planner:
             "decodes": drafted.total(),
             "verified": max(drafted, default=None),
             "targetTokens": target,
-            "firstOfShape": True if (batch, target) not in self._shapes else None,
+            "firstOfShape": True if self._is_new(batch, target) else None,
         }
-        self._shapes.add((batch, target))
         return {name: value for name, value in line.items() if value is not None}
+
+    def _is_new(self, batch: int, target: int) -> bool:
+        """Say whether no step of this shape is remembered, and remember it."""
+        shape = (batch, target)
+        new = shape not in self._shapes
+        self._shapes[shape] = None
+        self._shapes.move_to_end(shape)
+        if len(self._shapes) > SHAPES_KEPT:
+            self._shapes.popitem(last=False)
+        return new

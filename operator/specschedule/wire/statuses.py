@@ -90,6 +90,13 @@ def _floors_of_the_bar(status: Status) -> Status:
     return status | {"noiseFloor": kept} if kept != floors else status
 
 
+def _predictions(status: Status) -> Status:
+    if "proposals" not in status:
+        return status
+    shorter = _each("proposed", _without("predicted"))(status["proposals"])
+    return status | {"proposals": shorter}
+
+
 def _few_met(verdict: Status) -> Status:
     bars = verdict.get("bars", [])
     met = [at for at, bar in enumerate(bars) if bar.get("answer") == "Met"]
@@ -129,6 +136,7 @@ _CUTS: tuple[_Cut, ...] = (
     ("tax", _without("tax")),
     ("watch", _without("watch")),
     ("notes", _without("notes")),
+    ("predictions by load point", _predictions),
     ("noise floors that no requirement names", _floors_of_the_bar),
     ("pairs of requirements", _each("verdict", _each("bars", _without("pairs")))),
     ("requirements that are met", _each("verdict", _few_met)),
