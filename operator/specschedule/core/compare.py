@@ -420,7 +420,9 @@ class Evidence:
         Such a window holds no K. Prompts of many lengths, and of unknown ones, are meant to vary.
         """
         return place.at is not None and any(
-            cell.tokens is None and (cell.profile.context or self.spec.load.prompts is None)
+            cell.tokens is None
+            and cell.profile.contexts is None
+            and (cell.profile.context or self.spec.load.prompts is None)
             for launch in launches
             if any(len(row) == 5 for row in launch.schedule or ())
             for cell in self.at(launch, place)

@@ -296,7 +296,7 @@ def none_settings(search: Search) -> list[Setting]:
     """Return the settings to measure in the launch without speculation."""
     first = search.contexts[0] if search.contexts else None
     points = search.points
-    few = dict.fromkeys((points[0], points[len(points) // 2], points[-1]))
+    few = dict.fromkeys((points[0], points[-1]))
     settings = [Setting(b, 0, first) for b in few]
     settings += [Setting(points[-1], 0, c) for c in search.contexts[1:][-1:]]
     return [s for s in settings if search.possible(s)]
