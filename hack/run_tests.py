@@ -34,6 +34,7 @@ def main() -> int:
     step("what an interrupted run left", "hack/cluster", "down")
     step("cluster programs", "hack/cluster", "build")
     step("images", "hack/image", "build")
+    step("Prometheus", "hack/image", "program")
     step("vLLM on CPU and its model pair", "hack/vllm", "setup")
     try:
         return tests(sys.argv[1:])

@@ -30,7 +30,12 @@ def _main() -> None:
         metavar="IMAGE",
         help="base, pause, prometheus, project; all of them where none is named",
     )
-    named = parser.parse_args().images or ["base", "pause", "prometheus", "project"]
+    commands.add_parser("program", help="print where a Prometheus for this machine lies")
+    given = parser.parse_args()
+    if given.command == "program":
+        print(bases.prometheus_program())
+        return
+    named = given.images or ["base", "pause", "prometheus", "project"]
     if unknown := set(named) - {"base", "pause", "prometheus", "project"}:
         parser.error(f"there is no image {', '.join(sorted(unknown))}")
     buildah.require()

@@ -58,6 +58,17 @@ def prometheus() -> buildah.Image:
     return image
 
 
+def prometheus_program() -> Path:
+    """Debian's Prometheus for this machine, not installed: that would start a service of it."""
+    kept = host.cache_folder() / f"prometheus-{_key()}"
+    with host.lock(kept.name):
+        if not kept.exists():
+            with buildah.scratch() as folder:
+                _unpack("prometheus", folder)
+                (folder / "usr/bin").rename(kept)
+    return kept / "prometheus"
+
+
 def _key() -> str:
     """A hash of the recipe: this file and the release that packages come from."""
     return hashlib.sha256(Path(__file__).read_bytes() + _release().encode()).hexdigest()[:12]

@@ -1,9 +1,9 @@
 """Prometheus: an outage, a lie and an empty answer are three different things."""
 
 import json
-import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -19,6 +19,8 @@ import pytest
 
 from specschedule.adapters.prometheus import PrometheusMetrics
 from specschedule.core.regime import ServingRegime
+
+ROOT = Path(__file__).resolve().parents[2]
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -256,9 +258,8 @@ def exposed(handler: BaseHTTPRequestHandler) -> None:
 
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    program = shutil.which("prometheus")
-    if program is None:
-        pytest.fail("prometheus is not installed: apt-get install prometheus")
+    asked = [sys.executable, "hack/image", "program"]
+    program = subprocess.check_output(asked, cwd=ROOT, text=True).strip()
     started: list[subprocess.Popen[bytes]] = []
 
     def start(target: str) -> str:

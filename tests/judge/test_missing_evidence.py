@@ -224,6 +224,17 @@ def test_a_short_context_gain_does_not_hide_a_long_context_loss() -> None:
     answer = run.judge()
     assert answer.verdicts[0].verdict == "Worse"
     assert "context 185000" in answer.message
+    (said,) = [note.message for note in answer.notes if note.reason == "DependsOnContext"]
+    assert "+20.0% at context 2000, -30.0% at context 185000" in said
+    assert "one table by batch size cannot express that" in said
+
+
+def test_a_loss_at_every_context_is_not_blamed_on_the_context() -> None:
+    run = Run(spec_of(points=(8,), improve=[{"metric": "goodput", "at": [8], "by": "1%"}]))
+    for number in (1, 2, 3):
+        run.add("incumbent", number, [cell((8, 2000), 100.0), cell((8, 185000), 20.0)])
+        run.add("candidate-card", number, [cell((8, 2000), 70.0), cell((8, 185000), 14.0)])
+    assert not [note for note in run.judge().notes if note.reason == "DependsOnContext"]
 
 
 def test_contexts_that_wander_from_round_to_round_are_one_context() -> None:

@@ -5,12 +5,11 @@ every requirement; rule Sequential is an anytime-valid test, so looking after ev
 promote by luck. Missing evidence is never a pass: what cannot be compared stays unproven.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from specschedule.core import capacity, controls, eprocess
-from specschedule.core.bands import unheld
 from specschedule.core.bar import MIN_PAIRS, Applied, floor_share
 from specschedule.core.compare import (
     INCUMBENT,
@@ -22,13 +21,13 @@ from specschedule.core.compare import (
     requirements,
     to_effect,
     to_share,
-    unfit,
 )
-from specschedule.core.context_axis import mixed, serving_needs
+from specschedule.core.context_axis import serving_needs
 from specschedule.core.decode import decode_rates
 from specschedule.core.evidence import Launch, Receipt
-from specschedule.core.noise import Noise, suspect, untested
-from specschedule.core.regime import ServingRegime, regime
+from specschedule.core.noise import Noise, suspect
+from specschedule.core.notes import limits, notes
+from specschedule.core.regime import ServingRegime
 from specschedule.core.schedule import ScheduleError, effective
 from specschedule.core.spec import Metric, Mode, Rule, Spec
 from specschedule.core.target import ServerFacts
@@ -39,8 +38,6 @@ from specschedule.core.verdict import (
     Control,
     Floor,
     Judgement,
-    Note,
-    Tax,
     Verdict,
     Watched,
 )
@@ -94,7 +91,7 @@ def judge(
             reason="NothingMeasured",
             message="no candidate was launched",
             arms=_arms(evidence),
-            notes=_notes(evidence),
+            notes=limits(evidence),
         )
     verdicts = [_Candidate(evidence, noise, name, len(tried)).verdict() for name in tried]
     outcome, said = _outcome(spec, verdicts)
@@ -120,14 +117,7 @@ def judge(
         tax=tax,
         watch=[item for verdict in verdicts for item in _watch(evidence, noise, verdict)],
         arms=_arms(evidence),
-        notes=[
-            *(
-                Note(reason=reason, message=said)
-                for reason, said in regime(spec, evidence, serving)
-            ),
-            *_notes(evidence),
-            *_stalls(spec, verdicts, tax),
-        ],
+        notes=notes(evidence, verdicts, tax, serving),
     )
 
 
@@ -411,100 +401,3 @@ def _arms(evidence: Evidence) -> list[ArmFacts]:
             )
         )
     return found
-
-
-def _notes(evidence: Evidence) -> list[Note]:
-    """List what limits the verdict."""
-    found = [
-        ("LaunchNotCounted", f"launch {launch.launch} ({launch.arm}): {why}")
-        for launch, why in evidence.dropped
-    ]
-    found.extend(
-        ("WindowNotCounted", f"launch {launch.launch} ({launch.arm}), cell {cell.cell}: {why}")
-        for launch in evidence.counted
-        for cell in launch.cells
-        if cell.void is None and (why := unfit(cell)) is not None
-    )
-    for candidate in evidence.spec.candidates:
-        pairs = evidence.pairs(f"candidate-{candidate.name}")
-        bands = unheld(candidate.schedule, evidence.spec.load.points) if pairs else []
-        found.extend(
-            (
-                "BandNotHeld",
-                f"{candidate.name}: no load point lies in its band {band}: nothing was "
-                "held there, and the verdict is silent about it; add one to load.points",
-            )
-            for band in bands
-        )
-        if len(pairs) >= MIN_PAIRS:
-            found.extend(_imbalances(evidence, candidate.name, pairs))
-    if evidence.counted and evidence.fixed_arm(0) is None:
-        message = "none was not measured: whether speculation pays at all is not known"
-        found.append(("NoneNotMeasured", message))
-    held = (cell for launch in evidence.counted for cell in evidence.cells(launch))
-    found.extend(("ContextsMixed", message) for message in mixed(held))
-    bench = untested(evidence) if evidence.counted else None
-    if bench is not None:
-        found.append(("BenchNotTested", bench))
-    found.extend(("TokensVary", message) for message in evidence.unplanned_tokens())
-    return [Note(reason=reason, message=message) for reason, message in found]
-
-
-def _stalls(spec: Spec, verdicts: Sequence[Verdict], tax: Sequence[Tax]) -> list[Note]:
-    """Advise where a schedule holds in its bands and stalls between them.
-
-    What is lost in an open loop, which crosses the boundaries too, may come from that very stall.
-    """
-    sound = {
-        verdict.candidate
-        for verdict in verdicts
-        if (held := [bar for bar in verdict.bars if bar.at is not None])
-        and all(bar.answer != "Lost" for bar in held)
-    }
-    return [
-        Note(
-            reason="CrossingsStall",
-            message=f"{row.message}: only crossings stall; use fewer bands, a moved boundary will "
-            "not help",
-        )
-        for row in tax
-        if row.what == "crossing"
-        and row.candidate in sound
-        and row.change < -spec.bar.elsewhere.max_loss
-        and (row.high is None or row.high < 0)
-    ]
-
-
-def _imbalances(evidence: Evidence, name: str, pairs: Sequence[Pair]) -> Iterable[tuple[str, str]]:
-    if len({pair.arm_first for pair in pairs}) == 1:
-        order = "before" if pairs[0].arm_first else "after"
-        yield (
-            "OrderNotBalanced",
-            f"order not balanced: {name} was launched {order} the incumbent in all {len(pairs)} "
-            "pairs, so an effect of the order is part of the difference",
-        )
-    ours, theirs = (
-        {launch.receipt.node for launch in side if launch.receipt.node}
-        for side in ([pair.arm for pair in pairs], [pair.reference for pair in pairs])
-    )
-    if ours and theirs and ours.isdisjoint(theirs):
-        yield (
-            "PlaceNotBalanced",
-            f"place not balanced: {name} ran on {', '.join(sorted(ours))} only, the incumbent on "
-            f"{', '.join(sorted(theirs))} only",
-        )
-    for pair in pairs:
-        seeds = [
-            {
-                (cell.profile.concurrency, cell.category, cell.profile.context, cell.seed)
-                for cell in evidence.cells(x)
-            }
-            for x in (pair.arm, pair.reference)
-        ]
-        if seeds[0] != seeds[1]:
-            yield (
-                "PromptsDiffer",
-                f"round {pair.round}: {name} and the incumbent did not see the same windows with "
-                "the same prompts",
-            )
-            return
