@@ -25,7 +25,7 @@ _BASE_FILE = "FROM scratch\nADD root.tar /\n"
 _PROMETHEUS_FILE = """\
 ARG BASE
 FROM ${BASE}
-COPY usr/bin/prometheus usr/bin/promtool /usr/bin/
+COPY prometheus promtool /usr/bin/
 USER 65534:65534
 ENTRYPOINT ["/usr/bin/prometheus"]
 """
@@ -53,7 +53,8 @@ def prometheus() -> buildah.Image:
     with image.building() as held:
         if held is not None:
             with buildah.scratch() as folder:
-                _unpack("prometheus", folder)
+                for program in ("prometheus", "promtool"):
+                    shutil.copy2(prometheus_program().with_name(program), folder)
                 image.build(held, folder, _PROMETHEUS_FILE, {"BASE": below.present()})
     return image
 

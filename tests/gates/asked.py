@@ -57,3 +57,10 @@ def answers(spec_, target_, **more):
 
 def speculative(**config):
     return {"speculative": {"method": "eagle3", "num_speculative_tokens": 5, **config}}
+
+
+def assert_answered(spec_, target_, gate, answer, reason, said):
+    """Require a gate's answer and reason, and that its sentence holds some words."""
+    found = answers(spec_, target_)[gate]
+    assert (found.answer, found.reason) == (answer, reason)
+    assert said in found.message

@@ -83,20 +83,24 @@ def plan(url: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def test_by_hand_it_prints_cells_and_writes_records(engine: str, tmp_path: Path) -> None:
-    out = tmp_path / "records.jsonl.gz"
-    profile = "windows:\n- {kind: hold, concurrency: 2}\noutputTokens: 24\nmaxSendLag: 5s\n"
-    profile += "warmUpTimeout: 12s\n"
+def by_hand(engine: str, folder: Path, window: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Measure one window by the command; return its cell and the records that it wrote."""
+    out = folder / "records.jsonl.gz"
+    profile = f"windows:\n- {window}\noutputTokens: 24\nmaxSendLag: 5s\nwarmUpTimeout: 12s\n"
     result = load(
         *("--url", engine, "--profile", "-", "--slo", "ttft=2s,tpot=200ms", "--out", str(out)),
         stdin=profile,
     )
     assert result.returncode == 0, result.stderr
     (cell,) = map(json.loads, result.stdout.splitlines())
+    return cell, [json.loads(line) for line in gzip.decompress(out.read_bytes()).splitlines()]
+
+
+def test_by_hand_it_prints_cells_and_writes_records(engine: str, tmp_path: Path) -> None:
+    cell, lines = by_hand(engine, tmp_path, "{kind: hold, concurrency: 2}")
     assert cell["profile"] == {"kind": "hold", "concurrency": 2}
     assert cell["offered"] == cell["completed"] == cell["good"] >= 20
     assert "void" not in cell
-    lines = [json.loads(line) for line in gzip.decompress(out.read_bytes()).splitlines()]
     counted = [line for line in lines if line["counted"]]
     assert len(counted) == cell["offered"]
     assert all(line["outputTokens"] == 24 for line in counted)
@@ -105,18 +109,10 @@ def test_by_hand_it_prints_cells_and_writes_records(engine: str, tmp_path: Path)
 
 
 def test_contexts_that_a_window_mixes_are_in_flight_together(engine: str, tmp_path: Path) -> None:
-    out = tmp_path / "records.jsonl.gz"
-    profile = "windows:\n- {kind: hold, concurrency: 4, contexts: [20, 300]}\n"
-    profile += "outputTokens: 24\nmaxSendLag: 5s\nwarmUpTimeout: 12s\n"
-    result = load(
-        *("--url", engine, "--profile", "-", "--slo", "ttft=2s,tpot=200ms", "--out", str(out)),
-        stdin=profile,
-    )
-    assert result.returncode == 0, result.stderr
-    (cell,) = map(json.loads, result.stdout.splitlines())
+    window = "{kind: hold, concurrency: 4, contexts: [20, 300]}"
+    cell, lines = by_hand(engine, tmp_path, window)
     assert cell["profile"] == {"kind": "hold", "concurrency": 4, "contexts": [20, 300]}
     assert "void" not in cell
-    lines = [json.loads(line) for line in gzip.decompress(out.read_bytes()).splitlines()]
     sent = [line["promptTokens"] for line in sorted(lines, key=lambda x: x["index"])]
     counted = [line["promptTokens"] for line in lines if line["counted"]]
     assert sent == [20 if index % 2 == 0 else 300 for index in sorted(x["index"] for x in lines)]

@@ -12,6 +12,7 @@ from itertools import pairwise
 from math import exp, expm1, inf, log, log1p
 from typing import Any, Literal, NamedTuple
 
+from specschedule.core.context_axis import by_context
 from specschedule.core.evidence import Cell, Launch, Profile
 from specschedule.core.spec import Bar, Improve, Metric, Protect, Spec
 
@@ -424,7 +425,7 @@ class Evidence:
             and cell.profile.contexts is None
             and (cell.profile.context or self.spec.load.prompts is None)
             for launch in launches
-            if any(len(row) == 5 for row in launch.schedule or ())
+            if by_context(launch.schedule)
             for cell in self.at(launch, place)
         )
 
