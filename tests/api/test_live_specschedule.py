@@ -267,6 +267,11 @@ REFUSED = {
         "spec.bar.protect",
         "at names a load point that load.points lacks",
     ),
+    "a load that is not offered": (
+        changed("bar.protect", [{"metric": "ttftP99", "requestsPerSecond": [4]}]),
+        "spec.bar.protect",
+        "requestsPerSecond names loads of load.requestsPerSecond",
+    ),
     "attainment without an offered load": (
         changed("bar.protect", [{"metric": "attainment"}]),
         "spec.bar.protect",

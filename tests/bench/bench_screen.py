@@ -19,7 +19,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -30,12 +29,19 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-from hack.demo.evidence import show  # noqa: E402
+from hack.demo.evidence import heading, show  # noqa: E402
 from hack.demo.vllm import NGRAM  # noqa: E402
 
 from specschedule.core.context_axis import every_k  # noqa: E402
 from specschedule.core.screening import fixed_arm  # noqa: E402
 from specschedule.engine import deliver, settings  # noqa: E402
+from specschedule.vllm_facts.instruments import (  # noqa: E402
+    FINGERPRINT,
+    PROBE,
+    SCHEDULER,
+    WORKER_EXTENSION,
+)
+from specschedule.vllm_facts.logs import device_times  # noqa: E402
 from tests.booted import booted, free_port, installed  # noqa: E402
 
 POINTS = (1, 4, 12)
@@ -44,6 +50,8 @@ SEQUENCES = 16
 ONE_BOOT_SECONDS = 600.0
 LEAST_TIE = 0.02
 """Differences below it are ties whatever two windows show."""
+LEAST_STEPS = 20
+"""Steps of one shape below which their mean time is not shown."""
 MOST_SPREAD = 0.1
 """Mean difference between two windows of a launch above which no choice is shown to be right."""
 QUESTION = {
@@ -124,6 +132,29 @@ class Bench:
         command += ["--max-num-seqs", str(SEQUENCES), "--graph-sizes", ""]
         return dict(json.loads(subprocess.check_output(command)))
 
+    def device(self) -> list[str]:
+        """Return the page's lines on how long the probe's steps kept the device."""
+        log = (self.folder / "probe.log").read_text(errors="replace")
+        told = device_times("".join(f"- {line}\n" for line in log.splitlines()))
+        if told is None or not told.steps:
+            why = told.absent if told else "nothing was said"
+            return [f"Device time of a step: absent ({why})."]
+        shown = [
+            step for step in told.steps if step.requests in POINTS and step.steps >= LEAST_STEPS
+        ]
+        return [
+            f"Time of a step on the device in the probe, by the worker's {told.clock} clock: means "
+            f"over the steps of so many requests and draft tokens, where there were {LEAST_STEPS}.",
+            "",
+            "| requests | draft tokens | steps | target (ms) | drafter (ms) |",
+            "|---|---|---|---|---|",
+            *(
+                f"| {step.requests} | {step.draft_tokens} | {step.steps} | {step.target_ms:.1f} | "
+                f"{step.drafter_ms:.1f} |"
+                for step in shown
+            ),
+        ]
+
     @contextmanager
     def _serving(self, part: str) -> Iterator[tuple[str, dict[str, str]]]:
         port, page = free_port(), free_port()
@@ -141,9 +172,10 @@ class Bench:
             words += ["--speculative-config", json.dumps(config)]
         if part == "probe":
             deliver.deliver(self.folder / "plugins")
-            words.append("--scheduler-cls=specschedule.engine.probe.EitherProbeScheduler")
+            words += [f"{SCHEDULER}={PROBE}", f"{WORKER_EXTENSION}={FINGERPRINT}"]
             variables |= {
                 "PYTHONPATH": str(self.folder / "plugins"),
+                settings.DEVICE_TIMES: "1",
                 settings.SECRET: os.urandom(16).hex(),
                 settings.SCHEDULER_PORT: str(page),
             }
@@ -224,10 +256,8 @@ def page(bench: Bench) -> tuple[str, bool]:
     windows = {part: len(bench.read(part)) for part in PARTS}
     in_time = seconds["probe"] <= ONE_BOOT_SECONDS
     lines = [
-        "# make bench-screen",
-        "",
-        f"Written by that command on {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}; {os.cpu_count()} cores"
-        f" ({processor()}), vLLM {bench.engine['version']}, method {bench.method}.",
+        *heading("make bench-screen", bench.engine["version"]),
+        f"Method {bench.method}.",
         "",
         f"One boot, K 0 to {MOST} at {', '.join(map(str, POINTS))} in flight: "
         f"{windows['probe']} windows in {seconds['probe']:.0f} s with the boot "
@@ -240,14 +270,10 @@ def page(bench: Bench) -> tuple[str, bool]:
         f"{2 * MOST_SPREAD:.0%} nothing is shown.",
         "",
         *table,
+        "",
+        *bench.device(),
     ]
     return "\n".join(lines) + "\n", told == AS_LAUNCHES and in_time
-
-
-def processor() -> str:
-    text = Path("/proc/cpuinfo").read_text()
-    named = [line.split(":", 1)[1].strip() for line in text.splitlines() if "model name" in line]
-    return named[0] if named else "unknown processor"
 
 
 def main() -> int:

@@ -22,12 +22,14 @@ from tests.bench.paired import Interval, interval
 from tests.instrumented import EVERY_K, Booted, prompt, serving
 
 LAUNCHES = 4
-BLOCKS = 6
+BLOCKS = 24
 """ABBA, in each launch."""
-IN_FLIGHT, TOKENS, PROMPT = 4, 600, 24
-"""A window is so many requests at once, each with so many tokens."""
-PAUSE_SECONDS = 0.5
-"""Before each window: the other server's threads stop spinning within half of it."""
+IN_FLIGHT, TOKENS, PROMPT = 4, 90, 24
+"""A window is so many requests at once, each with so many tokens: some 30 steps, a second. What a
+shared machine gives to this one wanders within two (steps half a second apart correlate by 0.6, two
+seconds apart by 0.2), so that short windows in turn differ least by it."""
+PAUSE_SECONDS = 0.3
+"""Before each window: the other server's threads stop spinning within it."""
 LATENCY = "vllm:inter_token_latency_seconds"
 """The engine observes it once for each request in each step."""
 
@@ -110,7 +112,7 @@ def window(server: Booted) -> dict[str, float]:
         if grown["vllm:request_success_total"] == IN_FLIGHT:
             break
         assert time.monotonic() < deadline, "the engine counts no end of these requests"
-        time.sleep(0.1)
+        time.sleep(0.02)
     drafts = grown["vllm:spec_decode_num_drafts_total"]
     return {
         "stepMs": 1e3 * grown[f"{LATENCY}_sum"] / grown[f"{LATENCY}_count"],

@@ -4,7 +4,7 @@ import pytest
 
 from specschedule.core import launches
 from specschedule.core.decision import as_launch
-from specschedule.core.evidence import Cell, Fit, TooLong
+from specschedule.core.evidence import Cell, DeviceStep, DeviceTimes, Fit, TooLong
 from specschedule.core.launches import AGREES, check_counts, next_step
 from specschedule.core.observed import (
     MetricsFacts,
@@ -395,6 +395,18 @@ def test_a_finding_in_the_engines_log_ends_a_probe_at_once_in_its_words(when):
     record = step(screening(pod(finding=FINDING), said)).actions[0]
     assert record.status.ended_at is not None
     assert record.status.failed == f"NotSwitched: {FINDING}"
+
+
+def test_what_steps_took_of_the_device_is_recorded_and_is_evidence():
+    device = DeviceTimes(
+        clock="stream",
+        steps=[DeviceStep(requests=8, draft_tokens=24, steps=90, target_ms=20.0, drafter_ms=9.0)],
+    )
+    said = visit("Succeeded", [CellClosed(cell=CELL), VisitEnded()])
+    record = step(screening(pod(device=device), said)).actions[0]
+    assert record.status.device == device
+    again = TrialStatus.model_validate(record.status.plain())
+    assert as_launch(trial(**dict(again))).device == device
 
 
 def test_the_words_of_the_load_process_stand_where_it_found_the_same():

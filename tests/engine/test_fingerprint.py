@@ -221,7 +221,7 @@ def test_facts_that_cannot_be_read_do_not_reach_the_engine(monkeypatch, capsys, 
     monkeypatch.setitem(sys.modules, "torch", None)
     assert joined(rank=0).compile_or_warm_up_model() == "warm"
     assert capsys.readouterr().out == ""
-    assert "The fingerprint is not printed" in caplog.text
+    assert f"{settings.FINGERPRINT_LOG} has no effect" in caplog.text
 
 
 def test_a_worker_that_warms_up_otherwise_starts_all_the_same(monkeypatch) -> None:

@@ -23,7 +23,7 @@ import pytest
 from specschedule.core import context_axis, inband
 from specschedule.core.schedule import effective
 from specschedule.engine import deliver, selftest, settings
-from specschedule.vllm_facts.logs import scheduler_finding
+from specschedule.vllm_facts.logs import device_times, scheduler_finding
 from specschedule.vllm_facts.receipt import read_receipt
 
 from ..booted import free_port
@@ -59,6 +59,7 @@ def probe(engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> I
         settings.SECRET: SECRET,
         settings.TTFT: "60000",
         settings.TPOT: "0.000001",
+        settings.DEVICE_TIMES: "1",
         "VLLM_SERVER_DEV_MODE": "1",
     }
     with serving(engine, tmp_path_factory.mktemp("probe"), arguments, variables) as server:
@@ -114,6 +115,35 @@ def test_k_per_step_is_the_plan_while_the_batch_changes(
     shapes = [(line["batchSize"], line["targetTokens"]) for line in lines if "firstOfShape" in line]
     assert len(shapes) == len(set(shapes)) > 3
     assert selftest.facts(page)["finding"] is None
+
+
+def test_the_worker_tells_how_long_target_and_drafter_kept_the_device(
+    probe: Booted, tested: dict[str, Any]
+) -> None:
+    page = probe.page(settings.SCHEDULER_PORT)
+    means: dict[int, tuple[float, float, float]] = {}
+    for k in (4, 0):
+        asked = inband.arguments(SECRET, [[1, 16, k]], f"device {k}")
+        before = selftest.facts(page)["next"]
+        probe.complete(prompt(20, k), 200, **asked)
+        lines = [each for _, each in decoding(selftest.steps(page, before))]
+        seconds = (lines[-1]["at"] - lines[0]["at"]) / (len(lines) - 1)
+        means[k] = (seconds * 1000.0, *_device(probe, drafts=k))
+    for k, (step, target, drafter) in means.items():
+        assert 0.4 * step < target + drafter < 1.1 * step, means
+        assert (drafter > 0.2 * target) if k else (drafter < 0.1 * target), means
+
+
+def _device(server: Booted, *, drafts: int) -> tuple[float, float]:
+    """Make the worker say its times, and return those of a request alone."""
+    for n in range(60):
+        server.complete(prompt(20, 300 + n), 40)
+        lines = [f"2026-11-30T10:00:00Z {line}" for line in server.log.read_text().splitlines()]
+        told = device_times("\n".join(lines))
+        for step in told.steps if told else []:
+            if (step.requests, step.draft_tokens) == (1, drafts) and step.steps > 20:
+                return step.target_ms, step.drafter_ms
+    raise AssertionError(f"no line tells of steps with {drafts} drafts")
 
 
 def test_a_request_without_the_secret_switches_nothing(

@@ -2,6 +2,7 @@
 
 import pytest
 
+from specschedule.core.target import ServerFacts
 from tests.gates.launched import ROWS, answer, arms, cached, candidate, cell, launch, receipt, spec
 
 EFFECT = {
@@ -214,3 +215,22 @@ def test_a_few_drafts_in_a_band_of_k0_are_noted():
     rows = [[1, 2, 4], [3, 16, 0]]
     found = answer("scheduleInEffect", candidate(cell(1, 4), cell(8, 0), few, schedule=rows))
     assert (found.answer, found.reason) == ("Pass", "HoldsWithNotes")
+
+
+FOUND = {
+    "fewer than K": ([cell(1, 5, per_draft=3.1), cell(8, 1, per_draft=0.9)], "HoldsWithNotes"),
+    "more than K": ([cell(1, 5, per_draft=3.1), cell(8, 1, per_draft=3.1)], "NotLimited"),
+    "nothing": ([cell(1, 5, per_draft=0), cell(8, 1)], "SpeculationOff"),
+}
+
+
+@pytest.mark.parametrize(("cells", "reason"), FOUND.values(), ids=FOUND.keys())
+def test_of_a_method_that_finds_its_drafts_only_the_most_can_be_held(cells, reason):
+    server = ServerFacts(
+        container="server", speculative={"method": "ngram", "num_speculative_tokens": 5}
+    )
+    found = answer("scheduleInEffect", candidate(*cells), server=server)
+    assert found.reason == reason
+    assert found.answer == ("Pass" if reason == "HoldsWithNotes" else "Fail")
+    if reason == "SpeculationOff":
+        assert "ngram finds nothing in these texts" in found.message

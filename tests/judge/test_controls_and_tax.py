@@ -403,6 +403,20 @@ def test_a_control_that_drafted_another_k_than_planned_is_no_evidence_for_a_band
     assert found == pytest.approx(rows)
 
 
+@pytest.mark.parametrize(("drafter", "rows"), [("ngram", [-0.05]), ("demo/drafter", [])])
+def test_fewer_drafts_than_planned_are_as_planned_where_drafts_are_found(
+    drafter: str, rows: list[float]
+) -> None:
+    run = Run(spec_of(points=(8,), improve=AT_8))
+    counted = {"tokens": 1, "drafts": 1000, "draftTokens": 800}
+    levels = {"incumbent": 100.0, "candidate-card": 130.0, "static-1": 100.0, "constant-1": 95.0}
+    for number in (1, 2):
+        for arm, level in levels.items():
+            run.add(arm, number, [cell(8, level, **counted)], receipt={"drafter": drafter})
+    found = [tax.change for tax in run.judge().tax if tax.what == "dynamicPath"]
+    assert found == pytest.approx(rows)
+
+
 def test_tokens_drafted_otherwise_than_planned_are_noted_not_failed() -> None:
     """2 clients, K=4 planned, 3.4 measured: prefills belong to the batch size."""
     spec = spec_of(schedule=((1, 2, 4), (3, 16, 0)), points=(2,), improve=[{"by": "15%"}])

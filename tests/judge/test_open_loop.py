@@ -54,6 +54,42 @@ def test_attainment_is_a_difference_of_proportions_at_every_offered_load() -> No
     assert "attainment at 2.5 requests/s" in slow.message
 
 
+NAMED = {
+    "ttftP99": ({"ttftMs": {"p99": 200.0}}, {"ttftMs": {"p99": 150.0}}, 0.25),
+    "tpotP50": ({"tpotMs": {"p50": 20.0}}, {"tpotMs": {"p50": 18.0}}, 0.1),
+    "goodput": ({"good": 50}, {"good": 60}, 0.2),
+    "throughput": ({"outputTokens": 3000}, {"outputTokens": 3300}, 0.1),
+}
+
+
+@pytest.mark.parametrize("metric", NAMED)
+def test_any_metric_of_whole_requests_is_judged_at_the_offered_loads_that_are_named(metric) -> None:
+    before, after, gain = NAMED[metric]
+    asked = {"metric": metric, "requestsPerSecond": [4], "by": "5%"}
+    run = Run(spec_of(load=LOAD, improve=[asked]))
+    for number in (1, 2, 3):
+        for arm, here in (("incumbent", before), ("candidate-card", after)):
+            # At the other rate, and at requests in flight, it is as it was.
+            loops = [window(50, 2.5) | before, window(50, 4) | here]
+            run.add(arm, number, [cell(8, 100.0), *loops])
+    (bar,) = bars(run.judge(), "improve")
+    assert (bar.at, bar.requests_per_second, bar.answer) == (None, 4, "Met")
+    assert bar.change == pytest.approx(gain)
+    assert f"{metric} at 4 requests/s" in bar.message
+
+
+def test_latency_lost_at_a_named_load_is_lost_though_it_is_kept_in_flight() -> None:
+    protect = [{"metric": "ttftP99", "requestsPerSecond": [4], "within": "10%"}]
+    spec = spec_of(load=LOAD, improve=[{"at": [8], "by": "5%"}], protect=protect)
+    run = Run(spec)
+    for number in (1, 2, 3):
+        for arm, good, ttft in (("incumbent", 100.0, 200.0), ("candidate-card", 120.0, 300.0)):
+            slow = window(50, 4, ttftMs={"p99": ttft})
+            run.add(arm, number, [cell(8, good, ttftMs={"p99": 100.0}), slow, window(50, 2.5)])
+    (bar,) = bars(run.judge(), "protect")
+    assert (bar.answer, bar.requests_per_second) == ("Lost", 4)
+
+
 def test_a_held_load_says_nothing_about_attainment() -> None:
     run = Run(spec_of(load=LOAD, improve=ATTAINS))
     for number in (1, 2, 3):
@@ -217,10 +253,34 @@ def test_attainment_is_asked_for_at_the_trace_as_at_a_rate() -> None:
             {"metric": "attainment", "context": 512, "by": "5%"},
             "leave context out",
         ),
+        (
+            "a rate that is not offered",
+            LOAD,
+            {"metric": "ttftP99", "requestsPerSecond": [4, 3], "by": "5%"},
+            r"requestsPerSecond names \[3.0\], which load.requestsPerSecond lacks",
+        ),
+        (
+            "a named rate without any",
+            {"points": [8]},
+            {"metric": "ttftP99", "requestsPerSecond": [4], "by": "5%"},
+            "set load.requestsPerSecond",
+        ),
+        (
+            "requests in flight and a rate",
+            LOAD,
+            {"metric": "ttftP99", "at": [8], "requestsPerSecond": [4], "by": "5%"},
+            "leave at out",
+        ),
+        (
+            "the decode rate at a rate",
+            LOAD,
+            {"metric": "decodeRate", "requestsPerSecond": [4], "by": "5%"},
+            "one request at a time",
+        ),
         ("a rate of 0", {**LOAD, "requestsPerSecond": [0]}, {"by": "5%"}, "greater than 0"),
     ],
 )
-def test_attainment_without_an_offered_load_is_refused(
+def test_a_requirement_without_its_offered_load_is_refused(
     claim: str, load: dict[str, Any], requirement: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValidationError, match=words):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specschedule.core.visit import VisitFailed
+from specschedule.core.visit import VisitFailed, Warmed
 from specschedule.load.prompts import Pool
 from tests.booted import free_port
 from tests.load.scripted import Script, Scripted
@@ -103,6 +103,30 @@ def test_tokens_stop_coming_in_a_window_and_the_visit_is_stalled() -> None:
             well, said = await carry_out(visit)
         assert not well
         assert failure(said).reason == "Stalled"
+
+    asyncio.run(run())
+
+
+def test_nothing_counts_until_a_server_that_starts_slowly_is_steady() -> None:
+    async def run() -> None:
+        began = time.monotonic()
+        slow = 0.8
+
+        def script(number: int, body: dict[str, Any]) -> Script:
+            return Script(pause=0.02 if time.monotonic() - began < slow else 0.004)
+
+        async with Scripted(script) as server:
+            visit = plan(server.url, HOLD, warmUpTimeout="40s")
+            well, said = await carry_out(visit)
+        assert well
+        warmed, (cell,) = said[0], cells(said)
+        assert isinstance(warmed, Warmed)
+        assert warmed.steady
+        # A change is over once it is within the quarter that is thrown away.
+        assert warmed.seconds > 2 * slow
+        assert cell.tpot_ms is not None
+        assert cell.tpot_ms.p99 < 15
+        assert cell.notes is None
 
     asyncio.run(run())
 

@@ -95,6 +95,8 @@ class FakeWorld:
         """Arms that end while they boot, and their last words."""
         self.screen_dies_after: int | None = None
         """Windows after which the first visit of each screening launch fails."""
+        self.traffic_stops_from: int | None = None
+        """Number of the launch from which on the tokens stop half-way through a visit."""
         self.probe_never_switches = False
         self.finds: dict[str, str] = {}
         """What the scheduler of an arm's launches wrote into its log during the visit."""
@@ -349,8 +351,11 @@ class FakeWorld:
         if done and launch.arm == "probe" and self.probe_never_switches:
             dead = VisitFailed(reason="NotSwitched", message="K=2 was asked for and K=5 planned")
             return VisitFacts(phase="Failed", created_at=started, events=[dead])
-        if done and launch.round == 0 and self._dies(launch):
+        dies = launch.round == 0 and self._dies(launch)
+        stops = self.traffic_stops_from is not None and launch.launch >= self.traffic_stops_from
+        if done and (dies or stops):
             dead = VisitFailed(reason="Stalled", message="no token for 120 s")
+            events = events[: len(events) // 2] if stops else events
             return VisitFacts(phase="Failed", created_at=started, events=[*events, dead])
         return VisitFacts(
             phase="Succeeded" if done else "Running",

@@ -247,6 +247,28 @@ def test_a_prometheus_outage_holds_the_run_and_is_nobodys_fault():
     assert run(of)["outcome"] == "Promoted"
 
 
+@pytest.mark.parametrize(
+    ("launches", "outcome"),
+    [
+        (0, ("Inconclusive", "NothingMeasured")),
+        (1, ("NotPromoted", "CandidateFailed")),
+        (3, ("Inconclusive", "IncumbentFailed")),
+        (5, ("NotPromoted", "CandidateFailed")),
+    ],
+)
+def test_40_traffic_that_stops_half_way_promotes_nothing_and_the_run_ends(launches, outcome):
+    of = world()
+    of.traffic_stops_from = launches + 1
+    status = run(of)
+    assert (status["outcome"], status["reason"]) == outcome
+    assert "no token for 120 s" in status["message"]
+    assert of.writes() == []
+    cells = {spec.launch: len(trial.cells) for spec, trial in of.trials.values()}
+    assert not any(count for launch, count in cells.items() if launch > launches)
+    settle(of)
+    assert (of.pods, of.visits) == ({}, {})
+
+
 def test_a_refused_write_is_tried_again_after_a_while_however_often_it_is_called():
     of = world()
     of.quota_full = True

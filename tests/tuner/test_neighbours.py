@@ -69,7 +69,7 @@ def measured(repeats, *more):
 
 def compared(cells, best):
     model = seen(cells)
-    return {e.what: e for e in undecided(best, model.grid, model.forecast, model.contexts)}
+    return {e.what: e for e in undecided(best, model.grid, model.forecast, model.places)}
 
 
 def test_what_the_windows_decide_is_not_worth_a_test():
@@ -125,10 +125,29 @@ def test_where_nothing_is_left_to_decide_there_is_none():
 
 def test_the_settings_that_decide_are_both_ks_where_the_rows_differ():
     few = seen(measured(1))
-    found = undecided(ONE_LINE, few.grid, few.forecast, few.contexts)
+    found = undecided(ONE_LINE, few.grid, few.forecast, few.places)
     assert found
     for each in found:
         ours, theirs = each.decides
         assert ours.batch == theirs.batch
         assert isinstance(ours, Setting)
         assert ours.tokens != theirs.tokens
+
+
+def test_a_context_that_the_cache_cannot_hold_counts_for_nothing():
+    cells = [
+        cell(b, k, engine(b, k) * (1 if context == 400 else 3), SURVIVAL, context=context)
+        for b in POINTS
+        for k in (0, 1, 2, 5)
+        for context in (400, 4000)
+        if b * context <= 40_000
+    ]
+    roomy = view(search(POINTS, 5, contexts=(400, 4000)), sweep(cells))
+    tight = view(search(POINTS, 5, contexts=(400, 4000), kv_cache_tokens=40_000), sweep(cells))
+    largest = tight.grid.batches.index(max(POINTS))
+    assert [float(tight.places[c][largest]) for c in (400, 4000)] == [1.0, 0.0]
+    assert [float(roomy.places[c][largest]) for c in (400, 4000)] == [0.5, 0.5]
+    found = undecided(ONE_LINE, tight.grid, tight.forecast, tight.places)
+    for each in found:
+        for setting in each.decides:
+            assert setting.batch * (setting.context or 0) <= 40_000

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specschedule.core.evidence import Launch, Receipt
+from specschedule.core.evidence import DeviceStep, DeviceTimes, Launch, Receipt
 from specschedule.core.search import proposals
 from specschedule.core.spec import Spec
 from specschedule.core.target import ServerFacts
@@ -21,7 +21,7 @@ SPEC = Spec.model_validate(
 CELLS = [cell(b, k, 0.01 * (1 + 0.1 * k), EAGLE3) for b in POINTS for k in range(3)]
 
 
-def names(server=None, receipt=None, method="eagle3"):
+def proposed_by(server=None, receipt=None, method="eagle3", device=None):
     facts = {
         "container": "vllm",
         "model": "demo/model",
@@ -33,9 +33,14 @@ def names(server=None, receipt=None, method="eagle3"):
         launch=1,
         round=0,
         receipt=Receipt(**(receipt or {"engine_version": "0.32.0"})),
+        device=device,
         cells=CELLS,
     )
-    return {each.name for each in proposals(SPEC, ServerFacts(**facts), [screen]).candidates}
+    return proposals(SPEC, ServerFacts(**facts), [screen])
+
+
+def names(**given):
+    return {each.name for each in proposed_by(**given).candidates}
 
 
 ADAPTIVE = {
@@ -54,3 +59,38 @@ ADAPTIVE = {
 @pytest.mark.parametrize(("given", "proposed"), ADAPTIVE.values(), ids=ADAPTIVE)
 def test_adaptive_verification_is_proposed_where_the_target_can_run_it(given, proposed):
     assert ("adaptive" in names(**given)) is proposed
+
+
+def taken(requests, drafts, steps, target, drafter):
+    return DeviceStep(
+        requests=requests, draft_tokens=drafts, steps=steps, target_ms=target, drafter_ms=drafter
+    )
+
+
+TIMED = {
+    "steps": (
+        DeviceTimes(
+            clock="stream",
+            steps=[
+                taken(1, 2, 40, 12.0, 6.0),
+                taken(3, 6, 90, 14.0, 6.5),
+                taken(8, 0, 500, 20.0, 0.0),
+                taken(8, 8, 30, 21.0, 5.0),
+                taken(8, 16, 70, 24.04, 9.0),
+            ],
+        ),
+        "device time of a step by the worker's stream clock: 1 requests with 2 drafts: target 12.0 "
+        "ms, drafter 6.0 ms (n = 40); 8 requests with 16 drafts: target 24.0 ms, drafter 9.0 ms "
+        "(n = 70)",
+    ),
+    "a reason": (
+        DeviceTimes(absent="the timing failed: no events"),
+        "device time of a step: absent (the timing failed: no events)",
+    ),
+    "silence": (None, "device time of a step: absent (no launch told it)"),
+}
+
+
+@pytest.mark.parametrize(("device", "note"), TIMED.values(), ids=TIMED)
+def test_the_device_time_of_steps_is_told_or_why_it_is_absent(device, note):
+    assert note in proposed_by(device=device).notes

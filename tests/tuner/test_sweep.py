@@ -52,6 +52,15 @@ def test_a_few_samples_of_the_batch_size_say_nothing_of_a_short_window():
     assert sweep([short]).notes == ()
 
 
+@pytest.mark.parametrize(("ran", "counts"), [(0.75, True), (0.45, False), (1.2, False)])
+def test_a_stream_of_short_answers_may_be_away_when_the_gauge_is_read(ran, counts):
+    """Real vLLM, one request of 32 tokens after the other: the gauge said 0.6 to 0.9."""
+    cell_of_one = cell(1, 3, 0.03).model_copy(
+        update={"window_seconds": 12.0, "batch_size_mean": ran}
+    )
+    assert len(sweep([GOOD, cell_of_one]).schedule) == 1 + counts
+
+
 def test_zero_with_drafts_verified_is_no_zero():
     lying = cell(8, 3, 0.01).model_copy(update={"tokens": 0})
     assert "planned without drafts" in sweep([lying]).notes[0]

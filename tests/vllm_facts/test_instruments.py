@@ -17,6 +17,7 @@ from specschedule.vllm_facts.instruments import (
     observing,
     probing,
     scheduled,
+    timing,
     variables_with,
 )
 from specschedule.vllm_facts.launch import launch_of
@@ -248,6 +249,16 @@ def test_a_probe_carries_its_secret_and_a_page_on_loopback() -> None:
     assert found.variables["SPECSCHEDULE_PROBE_SECRET"] == "s3cret"
     assert found.variables["SPECSCHEDULE_SCHEDULER_PORT"] == str(instruments.PROBE_PORT)
     assert found.left_out == carried(of).left_out
+
+
+def test_a_screening_launch_times_its_device_where_the_worker_speaks() -> None:
+    of = container("--model", "m")
+    observed = carried(of)
+    found = timing(observed)
+    assert found.arguments == observed.arguments
+    assert found.variables == {**observed.variables, "SPECSCHEDULE_DEVICE_TIMES": "1"}
+    theirs = container("--model", "m", "--worker-extension-cls", "theirs.W")
+    assert timing(carried(theirs)) == carried(theirs)
 
 
 @pytest.mark.parametrize("why", TAKEN)

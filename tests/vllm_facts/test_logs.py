@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specschedule.engine.settings import FINDING_LINE
+from specschedule.engine.settings import DEVICE_LINE, FINDING_LINE
 from specschedule.vllm_facts.failures import start_failure
-from specschedule.vllm_facts.logs import compiled_at, read_log, scheduler_finding
+from specschedule.vllm_facts.logs import compiled_at, device_times, read_log, scheduler_finding
 from specschedule.vllm_facts.metrics import read_metrics
 from specschedule.vllm_facts.receipt import read_receipt, with_gpu_label
 
@@ -598,3 +598,34 @@ def test_what_a_scheduler_of_ours_found_is_read_from_the_log(form):
     before = "2026-11-29T10:00:00Z INFO 11-29 10:00:00 [a.py:1] Application startup complete."
     assert scheduler_finding(f"{before}\n2026-11-29T10:00:05.5Z {SAID[form]}\n") == FOUND
     assert scheduler_finding(before) is None
+
+
+def timed(*told):
+    return "\n".join(
+        f"2026-11-29T10:00:0{at}Z (EngineCore pid=7) {DEVICE_LINE}{each}"
+        for at, each in enumerate(told)
+    )
+
+
+def test_of_device_times_the_last_line_stands():
+    first = json.dumps({"clock": "stream", "steps": [[4, 12, 10, 20.5, 9.25]]})
+    last = json.dumps({"clock": "stream", "steps": [[4, 0, 30, 18.0, 0.0], [4, 12, 40, 20, 9.5]]})
+    found = device_times(timed(first, last))
+    assert found is not None
+    assert (found.clock, found.absent) == ("stream", None)
+    assert [tuple(step.plain().values()) for step in found.steps] == [
+        (4, 0, 30, 18.0, 0.0),
+        (4, 12, 40, 20.0, 9.5),
+    ]
+    absent = device_times(timed(first, json.dumps({"absent": "the timing failed: x"})))
+    assert absent is not None
+    assert (absent.steps, absent.absent) == ([], "the timing failed: x")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{}}", "[1]", '{"steps": [[1, 2]]}', '{"steps": [["a", 0, 1, 1, 1]]}', '{"steps": 3}'],
+)
+def test_device_times_that_cannot_be_read_are_none(line):
+    assert device_times(timed(line)) is None
+    assert device_times("") is None

@@ -98,6 +98,20 @@ def _attainment_offered(requirements: str) -> Rule:
     )
 
 
+def _offered_loads_known(requirements: str) -> Rule:
+    wrong = (
+        "has(i.requestsPerSecond) && (has(i.at) || has(i.context)"
+        " || !has(self.load.requestsPerSecond)"
+        " || i.requestsPerSecond.exists(r, !(r in self.load.requestsPerSecond)))"
+    )
+    return _rule(
+        f"!has(self.bar.{requirements}) || !self.bar.{requirements}.exists(i, {wrong})",
+        f"bar.{requirements}: requestsPerSecond names loads of load.requestsPerSecond, and stands"
+        " instead of at and context",
+        fieldPath=f".bar.{requirements}",
+    )
+
+
 _ABOVE_ZERO = _rule("self.matches('[1-9]')", "must be longer than 0")
 
 SPEC_RULES: dict[Path, list[Rule]] = {
@@ -108,6 +122,7 @@ SPEC_RULES: dict[Path, list[Rule]] = {
         ),
         *(_points_known(field) for field in ("improve", "protect")),
         *(_attainment_offered(field) for field in ("improve", "protect")),
+        *(_offered_loads_known(field) for field in ("improve", "protect")),
     ],
     ("slo",): [
         _rule(

@@ -104,11 +104,13 @@ def requirements(bar: Bar) -> list[Improve | Protect]:
 
 
 def places(spec: Spec, requirement: Improve | Protect) -> list[Place]:
-    """Return the places that a requirement names: load points, or offered loads (attainment)."""
+    """Return the places that a requirement names: load points, or offered loads."""
     metric, category, context = requirement.metric, requirement.category, requirement.context
-    if metric is Metric.ATTAINMENT:
-        loads = [Offered(rate, rate) for rate in sorted(set(spec.load.requests_per_second or ()))]
-        if spec.load.trace is not None:
+    named = requirement.requests_per_second
+    if named or metric is Metric.ATTAINMENT:
+        rates = named or spec.load.requests_per_second or ()
+        loads = [Offered(rate, rate) for rate in sorted(set(rates))]
+        if spec.load.trace is not None and not named:
             loads.append(TRACE)
         return [Place(metric, None, category, offered=load) for load in loads]
     points = sorted(set(requirement.at or spec.load.points))
@@ -172,17 +174,23 @@ def drafted_tokens(cell: Cell) -> float | None:
     return cell.draft_tokens / cell.drafts if cell.drafts else 0.0
 
 
-def drafted_otherwise(cell: Cell) -> bool:
-    """Say whether the engine's counters show another K than the one planned."""
+def drafted_otherwise(cell: Cell, *, finds: bool = False) -> bool:
+    """Say whether the engine's counters show another K than the one planned.
+
+    Args:
+        cell: A window.
+        finds: Whether its launch finds drafts, so that fewer than K are as planned.
+    """
     drafted = drafted_tokens(cell)
     if cell.tokens is None or drafted is None:
         return False
-    return abs(drafted - cell.tokens) > MIXED_STEP * max(1, cell.tokens)
+    apart = drafted - cell.tokens
+    return (apart if finds else abs(apart)) > MIXED_STEP * max(1, cell.tokens)
 
 
-def mixed(cell: Cell) -> bool:
+def mixed(cell: Cell, *, finds: bool = False) -> bool:
     """Say whether a window is no evidence for one K: none is planned, or another was drafted."""
-    return cell.tokens is None or drafted_otherwise(cell)
+    return cell.tokens is None or drafted_otherwise(cell, finds=finds)
 
 
 def acceptance_length(cells: Iterable[Cell]) -> float | None:
@@ -435,7 +443,7 @@ class Evidence:
         for launch in self.counted:
             for cell in self.cells(launch):
                 drafted = drafted_tokens(cell)
-                if drafted is None or not drafted_otherwise(cell):
+                if drafted is None or not drafted_otherwise(cell, finds=launch.finds_drafts):
                     continue
                 where = f"{launch.arm} at {cell.profile.concurrency}"
                 found.setdefault(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from specschedule.core.compare import NONE, places, requirements, unfit
 from specschedule.core.context_axis import by_context
-from specschedule.core.evidence import Cell, Launch
+from specschedule.core.evidence import FINDS_DRAFTS, Cell, Launch
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
 from specschedule.core.receipts import SCHEDULE_DISABLED, noted
 from specschedule.core.schedule import ScheduleError, effective
@@ -96,6 +96,7 @@ def schedule_in_effect(
             f"the engine reports another schedule than the one launched: "
             f"{', '.join(sorted(set(changed)))}",
         )
+    finder = _finder(spec, server)
     wrong: list[tuple[str, str]] = []
     notes: set[str] = set()
     seen: dict[str, set[int]] = {}
@@ -105,10 +106,10 @@ def schedule_in_effect(
             if cell.drafts is None or cell.draft_tokens is None:
                 continue
             if cell.tokens is not None:
-                verdict, text = _drafted(each, cell, server)
+                verdict, text = _drafted(each, cell, server, finder)
                 seen.setdefault(each.arm, set()).add(cell.tokens)
             elif by_context(each.schedule) and cell.profile.kind == "hold":
-                verdict, text = _recorded(each, cell, server)
+                verdict, text = _recorded(each, cell, server, finder)
                 seen.setdefault(each.arm, set()).update(_neighbours(each, at, server))
             else:
                 continue
@@ -175,11 +176,14 @@ def _other_schedule(launch: Launch, server: ServerFacts) -> bool:
     return one.canonical != other.canonical
 
 
-def _drafted(launch: Launch, cell: Cell, server: ServerFacts) -> tuple[str, str]:
+def _drafted(
+    launch: Launch, cell: Cell, server: ServerFacts, finder: str | None
+) -> tuple[str, str]:
     """Compare drafted tokens with the plan: a reason and a sentence, both empty when they agree.
 
     "Near" means that a neighbouring batch size explains the difference, with fewer than half of
-    the drafts: otherwise it is the neighbour's K that is in effect here.
+    the drafts: otherwise it is the neighbour's K that is in effect here. Of a finder's drafts only
+    the most can be held against the plan.
     """
     planned, drafts, tokens = cell.tokens or 0, cell.drafts or 0, cell.draft_tokens or 0
     at = cell.profile.concurrency
@@ -202,10 +206,14 @@ def _drafted(launch: Launch, cell: Cell, server: ServerFacts) -> tuple[str, str]
     if not drafts:
         return (
             "SpeculationOff",
-            f"{where} should draft {planned} tokens but drafted none: speculation is off",
+            f"{where} should draft {planned} tokens but drafted none: speculation is off"
+            + (f", or {finder} finds nothing in these texts" if finder else ""),
         )
     if abs(per_draft - planned) <= max(TOKENS_TOLERANCE, TOKENS_TOLERANCE * planned / 2):
         return "", ""
+    if finder and per_draft < planned:
+        said = f"{where}: {per_draft:.2f} tokens a draft of at most {planned}"
+        return "Near", f"{said}, as {finder} drafts what it finds"
     beside = [k for k in neighbours if (k > planned) == (per_draft > planned) and k != planned]
     nearest = min(beside, key=lambda k: abs(k - planned), default=planned)
     if abs(per_draft - planned) < MOSTLY * abs(nearest - planned):
@@ -218,7 +226,9 @@ def _drafted(launch: Launch, cell: Cell, server: ServerFacts) -> tuple[str, str]
     return reason, f"{where}: {per_draft:.2f} tokens a draft where {planned} are planned"
 
 
-def _recorded(launch: Launch, cell: Cell, server: ServerFacts) -> tuple[str, str]:
+def _recorded(
+    launch: Launch, cell: Cell, server: ServerFacts, finder: str | None
+) -> tuple[str, str]:
     """Hold the K of each step against those that a table has at a load point, at any context.
 
     A step without a draft may be right at any K: its drafter found nothing. Without steps, the
@@ -231,18 +241,27 @@ def _recorded(launch: Launch, cell: Cell, server: ServerFacts) -> tuple[str, str
     if not drafts:
         return ("", "") if 0 in planned else ("SpeculationOff", f"{where} drafted nothing {said}")
     mean = tokens / drafts
+    least = 0 if finder else min((k for k in planned if k), default=0)
     for reason, beyond in (
         ("NotLimited", mean - planned[-1]),
-        ("DraftsShort", min((k for k in planned if k), default=0) - mean),
+        ("DraftsShort", least - mean),
     ):
         if beyond > TOKENS_TOLERANCE:
             return reason, f"{where}: {mean:.2f} tokens a draft {said}"
     steps = {each.tokens: each.count for each in cell.steps or [] if each.tokens}
-    other = {k: count for k, count in steps.items() if k not in planned}
+    allowed = range(planned[-1] + 1) if finder else planned
+    other = {k: count for k, count in steps.items() if k not in allowed}
     if sum(other.values()) > TOKENS_TOLERANCE * sum(steps.values()):
         named = ", ".join(map(str, sorted(other)))
         return "OtherScheduleInEffect", f"{where}: steps verified K={named} {said}"
     return "", ""
+
+
+def _finder(spec: Spec, server: ServerFacts) -> str | None:
+    """Return the method if its drafts may be shorter than K; None if it drafts K always."""
+    own = spec.speculative.method if spec.speculative else None
+    method = (server.speculative or {}).get("method", own)
+    return method if method in FINDS_DRAFTS else None
 
 
 def _neighbours(launch: Launch, at: int | None, server: ServerFacts) -> set[int]:

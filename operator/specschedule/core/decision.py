@@ -66,6 +66,7 @@ def as_launch(trial: TrialFacts) -> Launch:
         receipt=trial.status.receipt,
         warm_up_seconds=trial.status.warm_up_seconds,
         fit=trial.status.fit,
+        device=trial.status.device,
         cells=trial.status.cells,
         void=trial.status.void,
         failed=trial.status.failed,

@@ -18,6 +18,9 @@ in flight and 97 % at 512 with answers of a second. Such pauses are the same for
 make a difference smaller and never larger; a load that is away for longer is not the one declared.
 """
 
+FINDS_DRAFTS = frozenset({"ngram", "ngram_gpu", "suffix"})
+"""Methods that draft what they find in the text so far, which is often less than K."""
+
 
 class Reading(Value):
     """A value read from outside; unknown fields are ignored."""
@@ -366,6 +369,32 @@ class Fit(Reading):
     """Why nobody knows how long the prompts are; then nothing is left out."""
 
 
+class DeviceStep(Reading):
+    """Steps of one shape, without prefills: means."""
+
+    requests: int
+    """Requests of the step."""
+    draft_tokens: int
+    """Draft tokens that it verifies, of all requests."""
+    steps: int
+    """How many there were."""
+    target_ms: float
+    """Milliseconds in which the device was in the target's forward pass."""
+    drafter_ms: float
+    """Milliseconds in which it was with the drafter."""
+
+
+class DeviceTimes(Reading):
+    """How long the steps of a screening launch kept its device, as the first worker tells."""
+
+    clock: Literal["stream", "host"] | None = None
+    """stream: by events in the GPU's stream; host: by the clock, where a call computes (CPU)."""
+    steps: list[DeviceStep] = []
+    """By shape."""
+    absent: str | None = None
+    """Why there are none."""
+
+
 class Launch(Value):
     """One start of an arm's server, with what was measured in it."""
 
@@ -391,9 +420,16 @@ class Launch(Value):
     """How long it was loaded before its first window opened."""
     fit: Fit | None = None
     """What its server had no room for; absent where nobody looked."""
+    device: DeviceTimes | None = None
+    """How long its steps kept the device; absent where nobody asked, or nothing was said."""
     cells: list[Cell] = []
     """Windows measured."""
     void: str | None = None
     """Why the launch must not count (preempted, died, template changed)."""
     failed: str | None = None
     """Why the arm could not be measured (start-up failed, died under load): the arm's own fault."""
+
+    @property
+    def finds_drafts(self) -> bool:
+        """Whether its drafts may be shorter than K, as they are found and not made."""
+        return self.receipt.drafter in FINDS_DRAFTS

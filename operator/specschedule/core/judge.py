@@ -58,6 +58,14 @@ SAME_IN_ALL_ARMS = (
 )
 """Facts of the receipt that must not differ between an arm and its reference."""
 
+
+def _nothing_launched(launches: Sequence[Launch]) -> str:
+    """Say that no candidate was launched, and what befell the launches before."""
+    faults = [(each.arm, each.failed or each.void) for each in launches]
+    last = next((f"{arm}: {why}" for arm, why in reversed(faults) if why), None)
+    return "no candidate was launched" + (f" ({last})" if last else "")
+
+
 _Kind = Literal["Better", "NotBetter", "Worse", "Inconclusive", "Invalid"]
 
 
@@ -89,7 +97,7 @@ def judge(
         return Judgement(
             outcome="Inconclusive",
             reason="NothingMeasured",
-            message="no candidate was launched",
+            message=_nothing_launched(launches),
             arms=_arms(evidence),
             notes=limits(evidence),
         )

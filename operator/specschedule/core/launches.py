@@ -299,6 +299,7 @@ def _over(
             "receipt": receipt,
             "cells": cells or [],
             **_told(trial),
+            "device": trial.pod.device if trial.pod else trial.status.device,
             "void": void,
             "failed": failed,
             "check": check,

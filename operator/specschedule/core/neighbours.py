@@ -5,12 +5,13 @@ difference could matter, the windows that decide it are measured in the probe la
 still undecided is worth a test.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specschedule.core.choice import BOUNDARY_PRICE, SMALL, Grid, tokens_at
 from specschedule.core.cost import Setting
@@ -51,7 +52,10 @@ class Neighbour:
 
 
 def undecided(
-    best: Sequence[Band], where: Grid, forecast: Forecast, contexts: Sequence[int | None]
+    best: Sequence[Band],
+    where: Grid,
+    forecast: Forecast,
+    contexts: Mapping[int | None, NDArray[np.float64]],
 ) -> list[Neighbour]:
     """Return neighbours that the model cannot tell from the best rows, the largest stake first.
 
@@ -59,7 +63,7 @@ def undecided(
         best: The best rows.
         where: Batch sizes, their weights, and where rows may end.
         forecast: What settings would deliver.
-        contexts: Contexts that are told apart; (None,) when there are none.
+        contexts: Share of each context by batch size of the grid; of None when none are told apart.
     """
     found = []
     for bands, what in neighbours(best, where, forecast.tokens):
@@ -126,29 +130,31 @@ def _compared(
     best: Sequence[Band],
     where: Grid,
     forecast: Forecast,
-    contexts: Sequence[int | None],
+    contexts: Mapping[int | None, NDArray[np.float64]],
 ) -> Neighbour | None:
     """Return a neighbour with its gain over the best rows; None where no batch size differs."""
     places = [
-        (batch, ours, theirs, weight)
-        for batch, weight in zip(where.batches, where.weights, strict=True)
+        (at, batch, ours, theirs, weight)
+        for at, (batch, weight) in enumerate(zip(where.batches, where.weights, strict=True))
         if (ours := tokens_at(bands, batch)) != (theirs := tokens_at(best, batch))
     ]
     if not places:
         return None
     signed = {
-        Setting(batch, k, context): sign * weight / len(contexts)
-        for batch, ours, theirs, weight in places
-        for context in contexts
+        Setting(batch, k, context): sign * weight * float(shares[at])
+        for at, batch, ours, theirs, weight in places
+        for context, shares in contexts.items()
+        if shares[at]
         for k, sign in ((ours, 1.0), (theirs, -1.0))
     }
     mean, covariance = forecast.scores(list(signed))
     share = np.array(list(signed.values()))
-    batch, ours, theirs, _ = max(places, key=lambda place: place[-1])
+    at, batch, ours, theirs, _ = max(places, key=lambda place: place[-1])
+    context = max(contexts, key=lambda each: contexts[each][at])
     return Neighbour(
         bands,
         what,
         gain=float(share @ mean),
         sd=sqrt(max(0.0, float(share @ covariance @ share))),
-        decides=[Setting(batch, k, contexts[0]) for k in (ours, theirs)],
+        decides=[Setting(batch, k, context) for k in (ours, theirs)],
     )

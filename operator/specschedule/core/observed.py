@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from specschedule.core.evidence import Cell, Fit, Receipt
+from specschedule.core.evidence import Cell, DeviceTimes, Fit, Receipt
 from specschedule.core.regime import ServingRegime
 from specschedule.core.spec import Spec
 from specschedule.core.target import TargetFacts, Unreadable
@@ -90,9 +90,12 @@ class TrialStatus(Value):
     warm_up_seconds: float | None = None
     """How long its last visit loaded it before the first window opened; nothing of that counts."""
     warm_up_steady: bool | None = None
-    """Whether throughput was steady by then, or the time ran out first."""
+    """Whether throughput was steady by then, or the time ran out first; absent where its first
+    window was none of a held load."""
     fit: Fit | None = None
     """What its server had no room for; absent where nobody looked."""
+    device: DeviceTimes | None = None
+    """How long its steps kept the device, in a screening launch; absent where nothing was said."""
     check: str | None = None
     """What Prometheus said of the cells: Agrees, or what disagrees."""
 
@@ -121,6 +124,8 @@ class PodFacts(Value):
     finding: str | None = None
     """What a scheduler of ours found its engine to do otherwise than planned, as its log tells;
     looked for once a visit is over."""
+    device: DeviceTimes | None = None
+    """How long its steps kept the device, as its log tells; looked for once a visit is over."""
     receipt: Receipt = Field(default_factory=Receipt)
     """Facts read from it so far."""
 

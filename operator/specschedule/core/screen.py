@@ -197,8 +197,8 @@ class View:
             [[possible(Setting(b, 0, c)) for b in self.grid.batches] for c in self.contexts]
         )
 
-    def pooled(self, contexts: Sequence[int | None] = ()) -> Floats:
-        """Return scores on the grid, averaged over contexts.
+    def shares(self, contexts: Sequence[int | None] = ()) -> Floats:
+        """Return what each context counts by: a row per context, a column per batch size, sums 1.
 
         At a batch size only the contexts count at which the server can hold it: elsewhere nothing
         is measured. Where it can hold none of them, all contexts that it can hold stand in for
@@ -211,7 +211,20 @@ class View:
         held[0] |= ~held.any(axis=0)
         wanted = held & np.array([[not contexts or c in contexts] for c in self.contexts])
         weights = np.where(wanted.any(axis=0), wanted, held).astype(float)
-        return np.asarray(np.einsum("cb,cbk->bk", weights / weights.sum(axis=0), self._scores))
+        return np.asarray(weights / weights.sum(axis=0))
+
+    def pooled(self, contexts: Sequence[int | None] = ()) -> Floats:
+        """Return scores on the grid, averaged over contexts by their shares.
+
+        Args:
+            contexts: As for ``shares``.
+        """
+        return np.asarray(np.einsum("cb,cbk->bk", self.shares(contexts), self._scores))
+
+    @property
+    def places(self) -> dict[int | None, Floats]:
+        """The share of each context by batch size."""
+        return dict(zip(self.contexts, self.shares(), strict=True))
 
     @cached_property
     def best(self) -> dict[int | None, list[Band]]:
@@ -527,7 +540,7 @@ def _checks(seen: View) -> tuple[list[Ask], list[Ask]]:
 
 def _beside_best(seen: View) -> list[Ask]:
     """Return windows that tell the best rows from their neighbours, two of a setting at most."""
-    found = undecided(seen.rows(seen.pooled()), seen.grid, seen.forecast, seen.contexts)[:VARIANTS]
+    found = undecided(seen.rows(seen.pooled()), seen.grid, seen.forecast, seen.places)[:VARIANTS]
     asks = {
         setting: _ask(setting, f"decides whether {each.what}")
         for each in found

@@ -15,6 +15,7 @@ from specschedule.core.compare import NONE
 from specschedule.core.context_axis import Follower, by_context, every_k
 from specschedule.core.controls import argument
 from specschedule.core.cost import Setting
+from specschedule.core.device import device_times
 from specschedule.core.evidence import Cell, Launch
 from specschedule.core.launches import NOT_SWITCHED
 from specschedule.core.plan import MAX_ATTEMPTS, LaunchRecord, Slot, Start
@@ -346,6 +347,7 @@ def proposals(
         replace(wanted, unavailable=_unavailable(told)),
         [cell for launch in told for cell in launch.cells],
         adaptive=can_verify_adaptively(_base(spec, server), server, _version(screens)),
+        told=[device_times(screens, spec.searched)],
     )
 
 

@@ -28,6 +28,10 @@ LARGEST_K = 64
 Row = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=5)]
 Rows = Annotated[list[Row], Field(min_length=1, max_length=128)]
 """At most 128 rows: the API server compares each with each, within its budget for rules."""
+OfferedLoad = Annotated[float, Field(gt=0, le=100_000)]
+"""Requests per second."""
+MOST_RATES = 4
+
 Points = Annotated[list[int], Field(min_length=1, max_length=16)]
 
 MAX_TOKENS = 1_000_000
@@ -211,13 +215,10 @@ class Load(Value):
     ]
     """Requests held in flight, one measured window each."""
     requests_per_second: (
-        Annotated[
-            list[Annotated[float, Field(gt=0, le=100_000)]], Field(min_length=1, max_length=4)
-        ]
-        | None
+        Annotated[list[OfferedLoad], Field(min_length=1, max_length=MOST_RATES)] | None
     ) = None
     """Arrivals offered per second whatever the server does (open loop), one measured window each:
-    where the metric attainment is judged."""
+    where the metric attainment is judged, and what the bar names of them."""
     trace: TraceReference | None = None
     """Recorded arrivals, with the lengths of their prompts and answers, replayed once in every
     launch: one more place where attainment is judged. 30 minutes long at most."""
@@ -253,36 +254,37 @@ class Load(Value):
         return None if self.prompts else self.prompt_tokens + self.output_tokens
 
 
-class Improve(Value):
+class Where(Value):
+    """Where a requirement is judged."""
+
+    at: Points | None = None
+    """Load points. All when left out, unless offered loads are named."""
+    requests_per_second: (
+        Annotated[list[OfferedLoad], Field(min_length=1, max_length=MOST_RATES)] | None
+    ) = None
+    """Offered loads, some of load.requestsPerSecond, instead of load points. Attainment is judged
+    there only: at all of them and at load.trace when left out."""
+    category: str | None = None
+    """Prompt category. Pooled over categories when left out."""
+    context: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+    """Mean context of the requests, in tokens: they are held with prompts as long as that less half
+    an answer. Prompts as they are when left out."""
+
+
+class Improve(Where):
     """A gain that the candidate must show."""
 
     metric: Metric = Metric.GOODPUT
     """What must improve."""
-    at: Points | None = None
-    """Load points where it must. All when left out, as it must be for attainment: that is judged
-    at every load.requestsPerSecond, and at load.trace."""
-    category: str | None = None
-    """Prompt category. Pooled over categories when left out."""
-    context: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    """Mean context of the requests, in tokens: they are held with prompts as long as that less half
-    an answer. Prompts as they are when left out."""
     by: Share
     """Smallest gain over the incumbent, such as 15%."""
 
 
-class Protect(Value):
+class Protect(Where):
     """A loss that the candidate must not show."""
 
     metric: Metric = Metric.DECODE_RATE
     """What must not get worse."""
-    at: Points | None = None
-    """Load points where it must not. All when left out, as it must be for attainment: that is
-    judged at every load.requestsPerSecond, and at load.trace."""
-    category: str | None = None
-    """Prompt category. Pooled over categories when left out."""
-    context: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
-    """Mean context of the requests, in tokens: they are held with prompts as long as that less half
-    an answer. Prompts as they are when left out."""
     within: Share | None = None
     """Largest loss, such as 3%. max(3%, 2 x noise floor) when left out."""
 
@@ -431,8 +433,8 @@ class Spec(Value):
             )
         for field, requirements in (("improve", self.bar.improve), ("protect", self.bar.protect)):
             for requirement in requirements:
-                if requirement.metric is Metric.ATTAINMENT:
-                    self._check_attainment(field, requirement)
+                if requirement.metric is Metric.ATTAINMENT or requirement.requests_per_second:
+                    self._check_offered(field, requirement)
                 unknown = set(requirement.at or []) - set(self.load.points)
                 if unknown:
                     raise ValueError(
@@ -440,21 +442,29 @@ class Spec(Value):
                     )
         return self
 
-    def _check_attainment(self, field: str, requirement: Improve | Protect) -> None:
+    def _check_offered(self, field: str, requirement: Improve | Protect) -> None:
+        metric, rates = requirement.metric.value, requirement.requests_per_second
+        where = f"bar.{field}: {metric} is judged at " + (
+            "requestsPerSecond" if rates else "every load.requestsPerSecond"
+        )
+        if requirement.metric is Metric.DECODE_RATE:
+            raise ValueError(
+                f"bar.{field}: decodeRate is of one request at a time; name it at load points"
+            )
         if requirement.context is not None:
-            raise ValueError(
-                f"bar.{field}: attainment is judged at the contexts of its own prompts; leave "
-                "context out"
-            )
+            raise ValueError(f"{where}, at the contexts of its own prompts; leave context out")
         if requirement.at is not None:
+            raise ValueError(f"{where}, not at requests held in flight; leave at out")
+        if self.load.requests_per_second is None and (rates or self.load.trace is None):
             raise ValueError(
-                f"bar.{field}: attainment is judged at every load.requestsPerSecond, not at "
-                "requests held in flight; leave at out"
+                f"bar.{field}: {metric} is judged at an offered load; set load.requestsPerSecond"
+                + ("" if rates else " or load.trace")
             )
-        if self.load.requests_per_second is None and self.load.trace is None:
+        unknown = set(rates or []) - set(self.load.requests_per_second or [])
+        if unknown:
             raise ValueError(
-                f"bar.{field}: attainment is judged at an offered load; set load.requestsPerSecond "
-                "or load.trace"
+                f"bar.{field}: requestsPerSecond names {sorted(unknown)}, which "
+                "load.requestsPerSecond lacks"
             )
 
     @property

@@ -15,10 +15,10 @@ from specschedule.core.cost import Setting, Timed
 from specschedule.core.evidence import Cell
 
 HELD = 0.1
-"""Share by which the mean batch size may miss the requests held in flight."""
-SAMPLED_SECONDS = 10.0
-"""Length from which a window has samples enough of the batch size, one a second. Streams that began
-together also end together, so a few samples in a short window may all fall into the gap."""
+"""Share by which the mean batch size may exceed the requests held in flight."""
+AWAY = 0.15
+"""Share of the time that a request may be away: in the engine's gauge it runs from the end of its
+first step on, and an answer of 32 tokens is some 35 steps with its prefill and the pause before."""
 VERIFIED = 0.05
 """Share by which the draft tokens per draft may miss K before that is told."""
 SAME_CONTEXT = 1.25
@@ -144,8 +144,8 @@ def _window(cell: Cell) -> Window | str:
         return f"{cell.failed} requests failed"
     if cell.preemptions:
         return f"{cell.preemptions} preemptions: the KV cache does not hold this many requests"
-    ran = cell.batch_size_mean if cell.window_seconds >= SAMPLED_SECONDS else None
-    if ran is not None and abs(ran / batch - 1) > HELD:
+    ran = cell.batch_size_mean
+    if ran is not None and _others(ran / batch, samples=cell.window_seconds):
         return f"{batch} requests were to be held and {ran:.1f} ran"
     if cell.not_held is not None:
         return cell.not_held
@@ -164,6 +164,15 @@ def _window(cell: Cell) -> Window | str:
     # that a drafter finds nothing for.
     seconds = cell.window_seconds * batch * (1 + accepted / drafts) / output
     return Window(cell, Setting(batch, tokens, _context(cell)), seconds)
+
+
+def _others(share: float, *, samples: float) -> bool:
+    """Say whether other than the held requests ran: samples, one a second, told this mean share.
+
+    Streams that began together are away together: of all there are then as few samples as of one.
+    """
+    away = AWAY + 2 * sqrt(AWAY * (1 - AWAY) / max(samples, 1.0))
+    return not 1 - away <= share <= 1 + HELD
 
 
 def _drafted(cell: Cell) -> float:

@@ -133,7 +133,8 @@ def _tax(
 def _differences(evidence: Evidence, place: Place, arm: str, reference: str) -> list[float]:
     def one_k(launch: Launch) -> bool:
         no_evidence = mixed if launch.arm.startswith("candidate-") else drafted_otherwise
-        return not any(no_evidence(cell) for cell in evidence.at(launch, place))
+        finds = launch.finds_drafts
+        return not any(no_evidence(cell, finds=finds) for cell in evidence.at(launch, place))
 
     def compare(a: Launch, b: Launch) -> float | None:
         return evidence.difference(place, a, b) if one_k(a) and one_k(b) else None

@@ -61,6 +61,7 @@ def propose(
     *,
     adaptive: bool = False,
     forward: Sequence[Case] = (),
+    told: Sequence[str] = (),
 ) -> Proposal:
     """Return candidate schedules with predicted numbers.
 
@@ -69,6 +70,7 @@ def propose(
         cells: Windows of a screening, in the order in which they were measured.
         adaptive: Whether the engine supports adaptive verification here.
         forward: Steps timed by ``vllm bench forward``.
+        told: What the launches tell beside their windows, for the notes.
 
     Raises:
         NothingMeasured: No cell counts on the path of a schedule or a static K.
@@ -96,7 +98,7 @@ def propose(
     best = seen.rows(scores)
     five, axis = _by_context(seen, scores, best)
     # What says most comes first: a run keeps the first few.
-    notes = [*_unavailable(search), _weighed(search), *stale, *([alike] if alike else axis)]
+    notes = [*_unavailable(search), _weighed(search), *stale, *([alike] if alike else axis), *told]
     notes += [*_unknown(seen), *found.notes]
     variants = _variants(seen, best)
     # The likeliest neighbour is tested before what differs more, the others after it.
@@ -243,7 +245,7 @@ def _five(columns: Mapping[int, Sequence[Band]], search: Search) -> list[list[in
 
 def _variants(seen: View, best: Sequence[Band]) -> list[Proposed]:
     """Return neighbours of the best rows that could be better as far as the model can tell."""
-    found = undecided(best, seen.grid, seen.forecast, seen.contexts)[:VARIANTS]
+    found = undecided(best, seen.grid, seen.forecast, seen.places)[:VARIANTS]
     return [
         _schedule(
             seen,

@@ -166,13 +166,14 @@ class Fitted(Reading):
 
 
 class Warmed(Reading):
-    """Throughput is steady; nothing before this counts."""
+    """The warm-up is over; nothing before this counts."""
 
     event: Literal["warmed"] = "warmed"
     seconds: float
     """Duration of the warm-up."""
-    steady: bool
-    """False when the time ran out first."""
+    steady: bool | None = None
+    """Whether throughput was steady by then, or the time ran out first; None where nobody looked:
+    an open loop and answers that are compared have a lead of fixed length."""
 
 
 class CellClosed(Reading):

@@ -10,9 +10,7 @@ The step that computes a lone prompt stands at context 0, so the first drafts af
 of the shortest contexts, as in the pull request.
 """
 
-import json
 import os
-import sys
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -20,6 +18,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from specschedule.core.schedule import EffectiveTable, ScheduleError, effective
 from specschedule.engine import settings
+from specschedule.engine.lines import printed
 from specschedule.engine.planner import BootError, check_prepared
 from specschedule.engine.scheduling import Planned, suiting
 
@@ -35,10 +34,7 @@ class _FromFile(Planned):
             BootError: This server is nothing that K can be set in, or cannot follow the table.
         """
         super().__init__(*given, **named)
-        rows = json.dumps(self.planner.table.ranges)
-        # Not through the logger, whose level may hide it; at one go, as others write there too.
-        sys.stdout.write(f"{settings.TABLE_LINE}{rows}\n")
-        sys.stdout.flush()
+        printed(settings.TABLE_LINE, self.planner.table.ranges)
 
     def first_table(self) -> EffectiveTable:
         """Return the file's table.

@@ -5,14 +5,13 @@ they are decided, in the worker's process, from attributes that are no public in
 this version does not have is left out, never guessed. Their names are those of a receipt.
 """
 
-import json
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from specschedule.engine import page, settings
+from specschedule.engine import devicetimes, page, settings
+from specschedule.engine.lines import printed
 
 _log = logging.getLogger("vllm.specschedule.fingerprint")
 
@@ -26,7 +25,7 @@ class Fingerprint:
     """Mixed into vLLM's worker; ``collective_rpc("specschedule_fingerprint")`` calls it.
 
     As the environment tells it to, the first worker also answers on a port from its start on, and
-    prints its facts once it has warmed up.
+    once it has warmed up it prints its facts and times its device.
     """
 
     def __new__(cls, *_: Any, **named: Any) -> "Fingerprint":
@@ -34,7 +33,8 @@ class Fingerprint:
         worker = super().__new__(cls)
         if not named.get("rank"):
             _serve(worker.specschedule_fingerprint)
-            _print_later(worker)
+            _once_warm(worker, settings.FINGERPRINT_LOG, _print)
+            _once_warm(worker, settings.DEVICE_TIMES, _time)
         return worker
 
     def specschedule_fingerprint(self) -> dict[str, Any]:
@@ -53,28 +53,35 @@ def _serve(facts: Callable[[], Mapping[str, Any]]) -> None:
         _log.warning("The fingerprint is not served: %s", fault)
 
 
-def _print_later(worker: Any) -> None:
-    """Let a worker print its facts at the end of its start, before the server is healthy."""
+def _once_warm(worker: Any, switch: str, then: Callable[[Any], None]) -> None:
+    """Do something at the end of a worker's start, before the server is healthy."""
     warm_up = getattr(worker, _WARM_UP, None)
     try:
-        if not settings.told(os.environ, settings.FINGERPRINT_LOG) or warm_up is None:
+        if not settings.told(os.environ, switch) or warm_up is None:
             return
     except ValueError as fault:
-        _log.warning("The fingerprint is not printed: %s", fault)
+        _log.warning("It stays off: %s", fault)
         return
 
-    def then_print(*given: Any, **named: Any) -> Any:
+    def and_then(*given: Any, **named: Any) -> Any:
         done = warm_up(*given, **named)
         try:
-            facts = json.dumps(worker.specschedule_fingerprint())
-            # Not through the logger, whose level may hide it; at one go, as others write there too.
-            sys.stdout.write(f"{settings.FINGERPRINT_LINE}{facts}\n")
-            sys.stdout.flush()
+            then(worker)
         except Exception as fault:
-            _log.warning("The fingerprint is not printed: %s", fault)
+            _log.warning("%s has no effect: %s", switch, fault)
         return done
 
-    setattr(worker, _WARM_UP, then_print)
+    setattr(worker, _WARM_UP, and_then)
+
+
+def _print(worker: Any) -> None:
+    printed(settings.FINGERPRINT_LINE, worker.specschedule_fingerprint())
+
+
+def _time(worker: Any) -> None:
+    import torch
+
+    devicetimes.watch(worker, torch)
 
 
 def worker_facts(worker: Any) -> dict[str, Any]:

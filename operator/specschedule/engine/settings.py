@@ -19,6 +19,8 @@ FINGERPRINT_PORT = "SPECSCHEDULE_FINGERPRINT_PORT"
 """Port on loopback for the worker's facts; the first worker's process listens there."""
 FINGERPRINT_LOG = "SPECSCHEDULE_FINGERPRINT_LOG"
 """``1`` lets the first worker print its facts once it has warmed up, in one line."""
+DEVICE_TIMES = "SPECSCHEDULE_DEVICE_TIMES"
+"""``1`` lets the first worker time target and drafter in each step; in screening launches."""
 TTFT = "SPECSCHEDULE_SLO_TTFT_MS"
 """Limit of the time to first token, in milliseconds."""
 TPOT = "SPECSCHEDULE_SLO_TPOT_MS"
@@ -37,6 +39,9 @@ FINGERPRINT_LINE = "specschedule.engine.fingerprint: "
 
 FINDING_LINE = "specschedule.engine.scheduler: "
 """Begins the line in which a scheduler of ours says that its engine did otherwise than planned."""
+
+DEVICE_LINE = "specschedule.engine.device: "
+"""Begins the line in which the first worker says how long steps kept its device; a JSON object."""
 
 TABLE_LINE = "specschedule.engine.table: "
 """Begins the line in which the context-axis scheduler says what it follows, as JSON rows."""

@@ -310,10 +310,10 @@ class VisitRun:
         while not self._scraped():
             await asyncio.sleep(0.1)
         if measurement.window.profile.kind == "equivalence":
-            self._opened_after(0.0, steady=True)
+            self._opened_after(0.0, steady=None)
             return await Equivalence(measurement, client, tasks, source, self._finished).run()
         lead = max(3 * self._e2e, 0.0 if self._warm else self._shortest_warm_up())
-        self._opened_after(lead, steady=True)
+        self._opened_after(lead, steady=None)
         return await Open(
             measurement, client, tasks, source, self._finished, lead=lead, trace=self._trace
         ).run()
@@ -350,7 +350,7 @@ class VisitRun:
     def _shortest_warm_up(self) -> float:
         return min(LONGEST_WARM_UP_FLOOR, self._visit.warm_up_timeout / 12)
 
-    def _opened_after(self, seconds: float, steady: bool) -> None:
+    def _opened_after(self, seconds: float, steady: bool | None) -> None:
         """Say that the warm-up is over, the first time a window opens."""
         assert self._measurement is not None
         log.info("%s: settled in %.1f s", self._measurement.window.cell, seconds)

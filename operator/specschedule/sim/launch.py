@@ -139,8 +139,8 @@ class Launch:
     tells_graphs: bool = False
     """Whether the recorder is told the graph mode of each step."""
     json_logs: bool = False
-    prints_facts: bool = False
-    """Whether the launch carries the fingerprint, and lets it print."""
+    worker_says: frozenset[str] = frozenset()
+    """Variables that let the fingerprint print something, where the launch carries it."""
     counts_steps: bool = False
     """Whether the launch carries the recorder, lets it count steps, and is told their batches."""
 
@@ -252,9 +252,7 @@ def read(
             family: tuple(float(edge) for edge in edges)
             for family, edges in (arguments.json("--custom-histogram-buckets") or {}).items()
         },
-        prints_facts=_prints_facts(
-            arguments.text("--worker-extension-cls"), environment, read_file
-        ),
+        worker_says=_worker_says(arguments.text("--worker-extension-cls"), environment, read_file),
         counts_steps=environment.get(settings.STEPS) == "1"
         and arguments.switch(STEP_FLAGS[0], default=False)
         and _delivered(environment, read_file),
@@ -403,21 +401,22 @@ def _runner(world: World, config: SpeculativeConfig | None, environment: Mapping
     return "V1" if lacking else world.runner
 
 
-def _prints_facts(
+def _worker_says(
     extension: str | None,
     environment: Mapping[str, str],
     read_file: Callable[[str], str] | None,
-) -> bool:
-    """Say whether the worker's extension is the fingerprint, and is turned on.
+) -> frozenset[str]:
+    """Return what is turned on of the fingerprint; nothing where the extension is another.
 
     Raises:
         Refused: No folder of PYTHONPATH holds it, so that vLLM's worker could not load it.
     """
     if extension != FINGERPRINT:
-        return False
+        return frozenset()
     if not _delivered(environment, read_file):
         raise Refused("ModuleNotFoundError: No module named 'specschedule'")
-    return environment.get(settings.FINGERPRINT_LOG) == "1"
+    switches = (settings.FINGERPRINT_LOG, settings.DEVICE_TIMES)
+    return frozenset(name for name in switches if environment.get(name) == "1")
 
 
 def _delivered(environment: Mapping[str, str], read_file: Callable[[str], str] | None) -> bool:

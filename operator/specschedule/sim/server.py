@@ -104,9 +104,12 @@ class Server:
             return False
         if not self._say(startup.after_load(self.launch)):
             return False
-        if self.launch.prints_facts:
+        if settings.FINGERPRINT_LOG in self.launch.worker_says:
             facts = json.dumps(startup.worker_facts(self.launch))
             self._log.printed(f"{settings.FINGERPRINT_LINE}{facts}")
+        if settings.DEVICE_TIMES in self.launch.worker_says:
+            told = {"absent": "a simulated engine has no device"}
+            self._log.printed(f"{settings.DEVICE_LINE}{json.dumps(told)}")
         if (table := self.launch.followed) is not None:
             self._log.printed(f"{settings.TABLE_LINE}{json.dumps(table.ranges)}")
         return True

@@ -135,6 +135,17 @@ def scheduled(
     return replace(observed, arguments=arguments, variables={**observed.variables, **variables})
 
 
+def timing(observed: Instruments) -> Instruments:
+    """Return the instruments of a screening launch, whose worker also times its device.
+
+    Args:
+        observed: What every arm carries; without the fingerprint there is nobody to do it.
+    """
+    if settings.FINGERPRINT_LOG not in observed.variables:
+        return observed
+    return replace(observed, variables={**observed.variables, settings.DEVICE_TIMES: "1"})
+
+
 def probing(
     observed: Instruments,
     container: Mapping[str, Any],

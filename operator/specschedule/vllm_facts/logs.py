@@ -14,7 +14,7 @@ from typing import TypeGuard
 
 from pydantic import ValidationError
 
-from specschedule.core.evidence import Receipt
+from specschedule.core.evidence import DeviceStep, DeviceTimes, Receipt
 from specschedule.core.matrix import Runner
 from specschedule.core.receipts import (
     ASYNC_DISABLED,
@@ -25,7 +25,12 @@ from specschedule.core.receipts import (
     SCHEDULE_DISABLED,
     TUNED,
 )
-from specschedule.engine.settings import FINDING_LINE, FINGERPRINT_LINE, TABLE_LINE
+from specschedule.engine.settings import (
+    DEVICE_LINE,
+    FINDING_LINE,
+    FINGERPRINT_LINE,
+    TABLE_LINE,
+)
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING) \d\d-\d\d \d\d:\d\d:\d\d\b")
@@ -94,6 +99,7 @@ _KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens")
 _BACKEND = re.compile(r"Using (\S+) attention backend|Using (\S+_ATTN\S*|FLASHINFER\S*) backend")
 _FINGERPRINT = re.compile(re.escape(FINGERPRINT_LINE) + r"(\{.*\})")
 _FINDING = re.compile(re.escape(FINDING_LINE) + r"(.+)")
+_DEVICE = re.compile(re.escape(DEVICE_LINE) + r"(\{.*\})")
 _TABLE = re.compile(re.escape(TABLE_LINE) + r"(\[.*\])")
 _COMPILE_HASH = re.compile(r"torch_compile_cache/([0-9a-f]{10})")
 _COMPILE_TOOK = re.compile(r"torch\.compile took (\d{1,9}(?:\.\d{1,9})?) s in total")
@@ -103,6 +109,10 @@ _TUNED_BEFORE = re.compile(r"\[Autotuner\]: Loaded [1-9]\d* configs from")
 """FlashInfer says that it begins to tune in every launch, and that it found the results of another
 in those that have nothing left to tune."""
 _AUTOTUNE_HASH = re.compile(r"flashinfer_autotune_cache/[^/]+/[^/]+/([0-9a-f]{64})")
+
+
+_DEVICE_STEP = ("requests", "draft_tokens", "steps", "target_ms", "drafter_ms")
+"""Columns of a row of it."""
 
 
 @dataclass
@@ -181,6 +191,22 @@ def scheduler_finding(text: str) -> str | None:
     """
     said = messages(without_times(text))
     return next((match[1] for line in said if (match := _FINDING.search(line))), None)
+
+
+def device_times(text: str) -> DeviceTimes | None:
+    """Return how long steps kept the device, as a worker said last; None where it said nothing.
+
+    Args:
+        text: A log whose lines begin with times, as for ``compiled_at``.
+    """
+    said = [m[1] for line in messages(without_times(text)) if (m := _DEVICE.search(line))]
+    try:
+        told = json.loads(said[-1])
+        rows = told.get("steps", [])
+        steps = [DeviceStep(**dict(zip(_DEVICE_STEP, row, strict=True))) for row in rows]
+        return DeviceTimes(clock=told.get("clock"), steps=steps, absent=told.get("absent"))
+    except (IndexError, ValueError, TypeError):
+        return None
 
 
 def read_log(text: str) -> LogFacts:

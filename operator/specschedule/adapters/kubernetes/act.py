@@ -43,6 +43,7 @@ from specschedule.vllm_facts.instruments import (
     following,
     observing,
     probing,
+    timing,
 )
 from specschedule.vllm_facts.target import sourced_environment
 from specschedule.wire import events, jobs, manifests, names, patches, statuses
@@ -204,6 +205,8 @@ class Actor:
             raise Conflict("the target's arguments changed since the launch was planned")
         container, environment = self._container(schedule, deployment)
         carried = self._instruments(deployment, container, facts.server, spec, environment)
+        if plan.screening:
+            carried = timing(carried)
         if plan.visit.screen is not None and (secret := plan.visit.screen.secret) is not None:
             carried = probing(carried, container, facts.server, secret, environment)
         if plan.context_axis:

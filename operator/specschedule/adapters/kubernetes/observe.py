@@ -32,7 +32,7 @@ from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
 from specschedule.core.workload import Trace, Workload, trace_facts
 from specschedule.ports import Key, Metrics, Unavailable
 from specschedule.vllm_facts.failures import last_words
-from specschedule.vllm_facts.logs import compiled_at, scheduler_finding
+from specschedule.vllm_facts.logs import compiled_at, device_times, scheduler_finding
 from specschedule.vllm_facts.target import pod_gpus, target_facts
 from specschedule.wire import delivery, jobs, names, pods
 
@@ -288,6 +288,7 @@ class Observer:
             told = {
                 "compiled_at": None if said is None else compiled_at(said),
                 "finding": None if said is None else scheduler_finding(said),
+                "device": None if said is None else device_times(said),
             }
             seen = seen.model_copy(update=told)
         return seen

@@ -26,6 +26,7 @@ from specschedule.vllm_facts.instruments import (
     hides_path,
     observing,
     probing,
+    timing,
     variables_with,
 )
 from specschedule.vllm_facts.launch import Launch, launch_of
@@ -123,11 +124,14 @@ class Command:
         edited = edited_container(self._container, edit) if edit else self._container
         return [_plain(word) for word in edited["command"]]
 
-    def instruments(self, slo: Slo, *, secret: str | None = None, port: int = 0) -> Instruments:
-        """Return what a launch carries: the same in every arm, but for a probe's scheduler.
+    def instruments(
+        self, slo: Slo, *, screening: bool = False, secret: str | None = None, port: int = 0
+    ) -> Instruments:
+        """Return what a launch carries: the same in every arm, but for what screens.
 
         Args:
             slo: The limits that good requests meet.
+            screening: Whether it serves to find candidates.
             secret: What a request must carry to switch K; None for an arm that is no probe.
             port: Of a probe's page on loopback.
         """
@@ -137,6 +141,8 @@ class Command:
         if (why := self._path_hidden()) is not None:
             return Instruments(left_out=(why,))
         observed = observing(self._container, server, slo)
+        if screening:
+            observed = timing(observed)
         if secret is None:
             return observed
         return probing(observed, self._container, server, secret, port=port)

@@ -43,7 +43,7 @@ from specschedule.engine.deliver import deliver, deliver_table
 from specschedule.ports import Key, Metrics, Refused
 from specschedule.vllm_facts.failures import last_words
 from specschedule.vllm_facts.instruments import Instruments
-from specschedule.vllm_facts.logs import compiled_at, scheduler_finding, without_times
+from specschedule.vllm_facts.logs import compiled_at, device_times, scheduler_finding, without_times
 from specschedule.vllm_facts.receipt import with_left_out
 from specschedule.wire import jobs, manifests
 
@@ -248,7 +248,7 @@ class LocalWorld:
         spec, _ = self._ledger.trials()[name]
         secret = spec.visit.screen.secret if spec.visit.screen is not None else None
         port, page = _free_ports(2)
-        carried = self._carried(secret=secret, port=page)
+        carried = self._carried(screening=spec.screening, secret=secret, port=page)
         if spec.context_axis:
             carried = self._following(carried, spec.schedule or [])
         argv = self._command.with_speculative(
@@ -269,14 +269,18 @@ class LocalWorld:
         )
         self._servers[name] = _Server(process, argv, f"http://{HOST}:{port}", carried)
 
-    def _carried(self, *, secret: str | None, port: int) -> Instruments:
+    def _carried(
+        self, *, screening: bool = False, secret: str | None = None, port: int = 0
+    ) -> Instruments:
         """Return what a launch carries of ours, as a trial pod would."""
         if not self._instruments:
             return Instruments()
         if ":" in str(self._ledger.folder.resolve()):
             why = "PYTHONPATH cannot name the run folder, whose path has a :"
             return Instruments(left_out=(why,))
-        return self._command.instruments(self._ledger.spec.slo, secret=secret, port=port)
+        return self._command.instruments(
+            self._ledger.spec.slo, screening=screening, secret=secret, port=port
+        )
 
     def _following(self, carried: Instruments, rows: Sequence[Sequence[int]]) -> Instruments:
         """Return what a launch carries whose context-axis scheduler follows a table."""
@@ -375,6 +379,7 @@ class LocalWorld:
             said = process.said()
             facts["compiled_at"] = [at for at in compiled_at(said) if at >= visit.created_at]
             facts["finding"] = scheduler_finding(said)
+            facts["device"] = device_times(said)
         return PodFacts(
             phase="Ready", message=f"ready on {HOST}", receipt=self._receipt(server), **facts
         )
