@@ -95,6 +95,7 @@ def serving(
     rows: Sequence[Sequence[int]] = EVERY_K,
     inside: bool = True,
     again: Booted | None = None,
+    beside: Path | None = None,
 ) -> Iterator[Booted]:
     """Run the model pair's server until the block ends.
 
@@ -106,6 +107,7 @@ def serving(
         rows: Its schedule.
         inside: Whether our parts are delivered and listen; which of them run, the arguments say.
         again: An earlier server, now dead, whose ports it takes.
+        beside: One more folder of modules.
     """
     port = again.port if again else free_port()
     speculative = {
@@ -122,7 +124,8 @@ def serving(
     folder.mkdir(parents=True, exist_ok=True)
     if inside:
         deliver.deliver(folder / "plugins")
-        variables["PYTHONPATH"] = str(folder / "plugins")
+        paths = [folder / "plugins", *([beside] if beside else [])]
+        variables["PYTHONPATH"] = ":".join(map(str, paths))
     with running(command, port, folder / "log", variables) as process:
         yield Booted(port, ports, process, folder / "log")
 

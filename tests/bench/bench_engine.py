@@ -14,6 +14,7 @@ Exits 1 when a limit is missed, or when the launches do not show that it is kept
 
 import argparse
 import json
+import shutil
 import socket
 import statistics
 import sys
@@ -37,14 +38,18 @@ from specschedule.engine.recording import Recording  # noqa: E402
 from specschedule.engine.ring import Ring  # noqa: E402
 from specschedule.vllm_facts.instruments import STEP_FLAGS  # noqa: E402
 from tests.bench import side_by_side  # noqa: E402
-from tests.bench.side_by_side import Arm  # noqa: E402
+from tests.bench.side_by_side import LATENCY, Arm  # noqa: E402
 from tests.booted import end_with_servers, installed  # noqa: E402
-from tests.instrumented import EVERY_K  # noqa: E402
+from tests.instrumented import EVERY_K, Booted, prompt, serving  # noqa: E402
 
 SHARE = 0.01
 STEP_MS = {1: 5.0, 16: 8.0, 256: 20.0}
 """Step times of an engine on a GPU, by requests in the batch."""
 WITH, WITHOUT = "with recorder and scheduler", "without"
+LINE = "specschedule.bench.timed: "
+"""As in ``inside/specschedule_timed.py``, which this process cannot import: it needs vLLM."""
+INSIDE = (1, 4, 16)
+"""Requests at once, in the running engine."""
 REPEATS = 2_000
 
 
@@ -60,10 +65,12 @@ def main() -> int:
     if not side_by_side.measure(arms(engine, given.folder), given.folder, engine, given.launch):
         return 0
     real, kept = real_engine(given.folder)
+    timed, few = inside(given.folder, engine)
     alone, within = stand_ins()
-    text = "\n".join([*heading("make bench-engine", engine["version"]), *real, "", *alone, ""])
+    head = heading("make bench-engine", engine["version"])
+    text = "\n".join([*head, *real, "", *timed, "", *alone, ""])
     show(text, given.page)
-    return 0 if kept and within else 1
+    return 0 if kept and few and within else 1
 
 
 def arms(engine: Mapping[str, Any], folder: Path) -> tuple[Arm, Arm]:
@@ -105,6 +112,66 @@ def real_engine(folder: Path) -> tuple[list[str], bool]:
         "",
         *found.lines,
     ], told == "kept"
+
+
+def inside(folder: Path, engine: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """Return the page's lines about the time taken inside a running engine, and if it is little.
+
+    The engine's own flags are not in it; they are in the comparison of two servers.
+    """
+    there, carried = folder / "timed", arms(engine, folder)[0]
+    metadata = there / "specschedule_timed-1.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: specschedule-timed\nVersion: 1\n"
+    )
+    (metadata / "entry_points.txt").write_text(
+        "[vllm.stat_logger_plugins]\ntimed = specschedule_timed:TimedRecorder\n"
+    )
+    shutil.copy(ROOT / "tests/bench/inside/specschedule_timed.py", there)
+    arguments = [a for a in carried.arguments if not a.startswith("--scheduler-cls")]
+    arguments.append("--scheduler-cls=specschedule_timed.TimedScheduler")
+    variables = {**carried.variables, "VLLM_PLUGINS": "timed"}
+    lines = [
+        "## Inside the running engine",
+        "",
+        "The same parts, each with its time taken in the real engine (`tests/bench/inside`), and "
+        "the engine's mean step meanwhile. The recorder runs in the API server's process, beside "
+        "the step; the scheduler within it.",
+        "",
+        "| requests | step (ms) | recorder (us) | share | scheduler (us) | share |",
+        "|---|---|---|---|---|---|",
+    ]
+    few = True
+    with serving(engine, folder / "inside", arguments, variables, beside=there) as server:
+        before = _taken(server)
+        for batch in INSIDE:
+            metrics = server.metrics()
+            server.together([prompt(24, at) for at in range(batch)], 400)
+            time.sleep(1.0)
+            after, grown = _taken(server), server.metrics()
+            count = grown[f"{LATENCY}_count"] - metrics[f"{LATENCY}_count"]
+            step_us = 1e6 * (grown[f"{LATENCY}_sum"] - metrics[f"{LATENCY}_sum"]) / count
+            cells = [f"{batch}", f"{step_us / 1e3:.1f}"]
+            for part in ("recorder", "scheduler"):
+                steps = after[part][1] - before[part][1]
+                cost = 1e6 * (after[part][0] - before[part][0]) / steps
+                cells += [f"{cost:.0f}", f"{cost / step_us:.2%}"]
+                few &= cost <= SHARE * step_us
+            lines.append(f"| {' | '.join(cells)} |")
+            before = after
+    return lines, few
+
+
+def _taken(server: Booted) -> dict[str, tuple[float, int]]:
+    """Return the seconds that each part has taken so far, and its steps, as it said last."""
+    found = {"recorder": (0.0, 0), "scheduler": (0.0, 0)}
+    for line in server.log.read_text(errors="replace").splitlines():
+        _, said, told = line.partition(LINE)
+        if said:
+            plain = json.loads(told)
+            found[plain["part"]] = plain["seconds"], plain["steps"]
+    return found
 
 
 def stand_ins() -> tuple[list[str], bool]:

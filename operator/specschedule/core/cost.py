@@ -12,6 +12,7 @@ Used to choose what to measure and to propose, never as evidence.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import log, log2, sqrt
 from typing import NamedTuple
 
@@ -107,6 +108,7 @@ class StepTimes:
         """Standard deviation of the logarithm between repeated windows of one setting."""
         variance = np.array([self.noise**2 / len(by_setting[s]) for s in self.settings])
         self._contexts = sorted({s.context for s in self.settings if s.context is not None})
+        self._deep = [0, *self._contexts] if len(self._contexts) > 1 else []
         self._knots = sorted({s.batch * (s.tokens + 1) for s in self.settings} | {0})
         self._weights = self._fit(np.exp(means))
         self._places = self._placed(self.settings)
@@ -137,13 +139,19 @@ class StepTimes:
         # Slopes of neighbouring pieces of the table are held alike, so that it bends only where
         # the windows say so; the ridge keeps columns that nothing measures at zero.
         scale = np.where(columns.max(axis=0) > 0, columns.max(axis=0), 1.0)
-        rows, spans = [], np.diff(self._knots)
-        for at in range(1, len(spans)):
-            row = np.zeros(columns.shape[1])
-            typical = float(np.mean(seconds)) / max(1.0, float(self._knots[-1]))
-            row[at] = SMOOTH / (typical * spans[at])
-            row[at - 1] = -SMOOTH / (typical * spans[at - 1])
-            rows.append(row)
+        rows, typical = [], float(np.mean(seconds)) / max(1.0, float(self._knots[-1]))
+        most = float(max(s.batch * (s.context or 0) for s in self.settings))
+        tables = [(0, self._knots, typical)]
+        if self._deep:
+            first = columns.shape[1] - len(self._deep)
+            tables.append((first, self._deep, float(np.mean(seconds)) / max(1.0, most)))
+        for first, knots, slope in tables:
+            spans = np.diff(knots)
+            for at in range(1, len(spans)):
+                row = np.zeros(columns.shape[1])
+                row[first + at] = SMOOTH / (slope * spans[at])
+                row[first + at - 1] = -SMOOTH / (slope * spans[at - 1])
+                rows.append(row)
         ridge = np.diag(1e-4 * scale)
         design = np.vstack([columns, *rows, ridge])
         target = np.concatenate([np.ones(len(seconds)), np.zeros(len(design) - len(seconds))])
@@ -158,15 +166,10 @@ class StepTimes:
         verified = [s.batch * (s.tokens + 1) for s in settings]
         computed = np.array(verified, dtype=float)
         padded = np.array([self._graphs.padded(n) for n in verified], dtype=float)
-        ramps = []
-        for low, high in zip(self._knots, self._knots[1:], strict=False):
-            # The last piece goes on beyond what was measured.
-            top = 1.0 if high != self._knots[-1] else np.inf
-            ramps.append(np.clip((computed - low) / (high - low), 0.0, top))
         drafting = (tokens > 0).astype(float)
         idle = 1.0 - drafting  # With nothing to draft the drafter still follows the target.
         columns = [
-            *ramps,
+            *_ramps(computed, self._knots),
             np.ones(len(settings)),
             padded,  # Not what is added: then a padded step could be longer than a full one.
             np.array([float(self._graphs.beyond(n)) for n in verified]),
@@ -177,8 +180,10 @@ class StepTimes:
             tokens * batch,
             batch * self._lengths(tokens),
         ]
-        if len(self._contexts) > 1:
-            columns += [batch * context, tokens * batch * context]
+        if self._deep:
+            # Attention does not grow in a straight line: short contexts hide in other work.
+            columns += [batch * ramp for ramp in _ramps(context, self._deep)]
+            columns.append(tokens * batch * context)
         return np.column_stack(columns)
 
     def _lengths(self, tokens: Floats) -> Floats:
@@ -207,6 +212,15 @@ class StepTimes:
         crossed = np.abs(apart[..., 3:]).sum(axis=-1)
         same = np.abs(apart).max(axis=-1) == 0.0
         return np.asarray(MISFIT**2 * near * ACROSS**crossed + OWN**2 * same)
+
+
+def _ramps(values: Floats, knots: Sequence[int]) -> list[Floats]:
+    """Return the pieces of a table over values: each rises from 0 to 1 between two of its knots."""
+    return [
+        # The last piece goes on beyond what was measured.
+        np.clip((values - low) / (high - low), 0.0, 1.0 if high != knots[-1] else np.inf)
+        for low, high in pairwise(knots)
+    ]
 
 
 class Noise(NamedTuple):
