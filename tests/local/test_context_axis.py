@@ -77,7 +77,9 @@ def test_where_the_command_names_our_scheduler_the_winner_is_served_by_its_argum
     tmp_path: Path,
 ) -> None:
     options = ("--world", "steady", "--max-num-seqs", "16", "--scheduler-cls", CLASS)
-    run = Run(tmp_path, sim(*options, tokens=1), **DEEP)
+    # A window of two turns ends with a part of one, which is a sixth of it and noise.
+    asked = {**DEEP, "load": {**DEEP["load"], "requests": 90}}
+    run = Run(tmp_path, sim(*options, tokens=1), **asked)
     code, said = run.finish()
     assert code == 0, said
     assert (run.status["outcome"], run.status["reason"]) == ("Proposed", "EveryPairMeetsBar"), said
