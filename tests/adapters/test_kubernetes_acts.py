@@ -24,6 +24,7 @@ from specschedule.core.observed import (
     StopVisit,
     TrialStatus,
 )
+from specschedule.core.schedule import ROWS, additional_config
 from specschedule.core.target import TargetFacts
 from specschedule.core.visit import Screen
 from specschedule.engine.deliver import table_file
@@ -172,6 +173,35 @@ def test_rows_by_context_start_with_their_scheduler_and_its_table(place: Place) 
     assert seen.probes, "launches can carry a scheduler of ours"
     (trial,) = seen.trials
     assert (trial.spec.schedule, trial.spec.context_axis) == (rows, True)
+
+
+OWN = ["--scheduler-cls", CLASS, "--additional-config", '{"theirs": 1}']
+FIVE = {**TWO, ROWS: [[1, 16, 1, 1024, 1], [1, 16, 1025, 8192, 2]]}
+
+
+def test_where_the_template_names_our_scheduler_rows_by_context_are_promoted_and_taken_back(
+    place: Place,
+) -> None:
+    edit_target(place, lambda found: server(found)["args"].extend(OWN))
+    before = place.target()
+    original = server(place.get("deployments", "chat"))["args"]
+    write_target(place, lambda version: SetSpeculative(speculative=FIVE, resource_version=version))
+    promoted = server(place.get("deployments", "chat"))["args"]
+    assert len(promoted) == len(original)
+    assert json.loads(promoted[-1]) == {"theirs": 1} | additional_config(FIVE[ROWS])
+    after = place.target()
+    assert after.server.speculative == FIVE
+    assert after.template_hash == before.template_hash
+    write_target(
+        place,
+        lambda version: RestoreArguments(
+            field="args",
+            arguments=before.server.arguments,
+            expected=FIVE,
+            resource_version=version,
+        ),
+    )
+    assert server(place.get("deployments", "chat"))["args"] == original
 
 
 def test_without_instruments_launches_carry_no_scheduler_of_ours(place: Place) -> None:

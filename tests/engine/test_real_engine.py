@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from specschedule.core import context_axis, inband
-from specschedule.core.schedule import effective
+from specschedule.core.schedule import additional_config, effective
 from specschedule.engine import deliver, selftest, settings
 from specschedule.vllm_facts.logs import device_times, scheduler_finding
 from specschedule.vllm_facts.receipt import read_receipt
@@ -372,19 +372,27 @@ def test_the_finding_stands_in_the_engines_log(switched: dict[str, Any]) -> None
     assert found == switched["after"]["finding"]
 
 
-def test_with_two_steps_in_flight_every_step_follows_the_table_too(
-    engine: dict[str, Any], tmp_path: Path
-) -> None:
-    deliver.deliver(tmp_path)
-    (tmp_path / "rows.json").write_text(json.dumps(BY_CONTEXT))
-    variables = {"PYTHONPATH": str(tmp_path), settings.TABLE: str(tmp_path / "rows.json")}
+@pytest.fixture(scope="module")
+def in_flight(
+    engine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
+    """What vLLM's asynchronous scheduler did with ours on top, and a last line about others."""
+    folder = tmp_path_factory.mktemp("in-flight")
+    deliver.deliver(folder)
+    given = json.dumps(additional_config(BY_CONTEXT))
     said = subprocess.check_output(
-        [engine["python"], SCHEDULED, engine["model"], engine["drafter"]],
-        env={**os.environ, **engine["env"], **variables},
+        [engine["python"], SCHEDULED, engine["model"], engine["drafter"], given],
+        env={**os.environ, **engine["env"], "PYTHONPATH": str(folder)},
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    *lines, end = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+
+
+def test_with_two_steps_in_flight_every_step_follows_the_table_of_the_additional_config(
+    in_flight: list[dict[str, Any]],
+) -> None:
+    *lines, end = in_flight
     table = effective(BY_CONTEXT, **LIMITS)
     last: dict[str, int] = {}
     for line in lines:
@@ -397,3 +405,14 @@ def test_with_two_steps_in_flight_every_step_follows_the_table_too(
         last |= dict.fromkeys(line["before"], planned)
     assert {line["tokens"] for line in lines} == {0, 2, 4}
     assert end["proof"]["finding"] is None
+    assert end["kind"] == "AsyncContextScheduler"
+
+
+def test_a_server_without_a_schedule_gets_vllms_own_scheduler(
+    in_flight: list[dict[str, Any]],
+) -> None:
+    told = in_flight[-1]["without"]
+    assert told["fixed"] == "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
+    assert told["none"] == "vllm.v1.core.sched.scheduler.Scheduler"
+    assert told["rows"] == "specschedule.engine.context.AsyncContextScheduler"
+    assert "the server has no schedule in effect" in told["table"]

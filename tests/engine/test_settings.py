@@ -61,12 +61,26 @@ def test_the_table_is_read_from_its_file(tmp_path) -> None:
     assert found == [[1, 8, 1, 4096, 2]]
 
 
-@pytest.mark.parametrize(
-    ("why", "text"), [("no file is named", None), ("it is not there", ""), ("it is no JSON", "[[")]
-)
+def test_the_table_comes_from_the_additional_config_where_no_file_is_named(tmp_path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps([[1, 8, 1, 4096, 2]]))
+    given = {"specschedule": {"rows": [[1, 8, 3]]}, "theirs": 1}
+    assert settings.rows({}, given) == [[1, 8, 3]]
+    assert settings.rows({settings.TABLE: str(tmp_path / "rows.json")}, given) != [[1, 8, 3]]
+    for none in (None, {}, {"theirs": 1}, object()):
+        assert settings.rows({}, none) is None
+
+
+@pytest.mark.parametrize(("why", "text"), [("it is not there", ""), ("it is no JSON", "[[")])
 def test_a_table_that_cannot_be_read_is_never_no_table(why: str, text, tmp_path) -> None:
     file = tmp_path / "rows.json"
     if text:
         file.write_text(text)
     with pytest.raises(settings.SettingError, match=settings.TABLE):
-        settings.rows({} if text is None else {settings.TABLE: str(file)})
+        settings.rows({settings.TABLE: str(file)})
+
+
+@pytest.mark.parametrize("ours", [None, {}, {"rows": None}, {"table": []}, 0, []])
+def test_what_stands_in_place_of_rows_is_never_no_table(ours: object, tmp_path) -> None:
+    assert settings.rows({}, {"specschedule": ours}) is not None
+    (tmp_path / "rows.json").write_text("null")
+    assert settings.rows({settings.TABLE: str(tmp_path / "rows.json")}) is not None

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from specschedule.core.context_axis import CLASS
 from specschedule.core.evidence import Cell, Launch, Receipt
 from specschedule.core.gate import Gate
 from specschedule.core.gates import between_arms
@@ -71,14 +72,14 @@ def launched(arm: str, cells: list[Cell], *, axis: bool = False, **facts: Any) -
     )
 
 
-def answers(candidate: Launch) -> dict[str, Gate]:
+def answers(candidate: Launch, server: ServerFacts = SERVER) -> dict[str, Gate]:
     without = cell(0, 0.0, drafts=None, draftTokens=None, acceptedTokens=None)
     launches = [
         launched("incumbent", [cell(3, 3.0)]),
         candidate,
         launched("none", [without], num_speculative_tokens=None),
     ]
-    return {gate.gate: gate for gate in between_arms(SPEC, launches, SERVER)}
+    return {gate.gate: gate for gate in between_arms(SPEC, launches, server)}
 
 
 def steps(**counts: int) -> list[dict[str, Any]]:
@@ -149,3 +150,24 @@ def test_a_scheduler_that_did_not_show_itself_is_unknown() -> None:
     found = {gate.gate: gate for gate in between_arms(SPEC, both, SERVER)}["instruments"]
     assert (found.answer, found.reason) == ("Unknown", "NotRead"), "one that told is not all"
     assert "candidate-deep" in found.message
+
+
+OWN = SERVER.model_copy(update={"scheduler_class": CLASS})
+"""A server that names the scheduler itself: launches bring nothing along for it."""
+
+
+def test_a_servers_own_scheduler_must_show_its_table_too() -> None:
+    window = [cell(1, 1.0)]
+    arm = {"num_speculative_tokens": 4}
+    seen = launched("candidate-deep", window, **FOLLOWS, **arm).model_copy(
+        update={"schedule": ROWS}
+    )
+    found = answers(seen, OWN)
+    assert found["scheduleInEffect"].answer == found["instruments"].answer == "Pass"
+    said = "candidate-deep the context-axis scheduler too, as the server names it"
+    assert said in found["instruments"].message
+    silent = launched("candidate-deep", window, **arm).model_copy(update={"schedule": ROWS})
+    assert answers(silent, OWN)["instruments"].answer == "Unknown"
+    boot = launched("candidate-deep", window, **arm, scheduler="context-axis", schedule=EVERY_K)
+    boot = boot.model_copy(update={"schedule": ROWS})
+    assert answers(boot, OWN)["scheduleInEffect"].reason == "OtherScheduleInEffect"

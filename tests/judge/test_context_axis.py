@@ -1,12 +1,13 @@
 """Verdicts on rows by context: what may be claimed, and what follows from a win."""
 
 import json
+import re
 from typing import Any
 
 from specschedule.core.evidence import Launch
 from specschedule.core.judge import judge
 from specschedule.core.spec import Spec
-from specschedule.engine.settings import TABLE
+from specschedule.engine import settings
 
 from .recorded import cell
 
@@ -77,8 +78,9 @@ def test_a_winner_that_needs_our_scheduler_is_proposed_whatever_the_mode() -> No
         assert "--scheduler-cls specschedule.engine.context.EitherContextScheduler" in (
             answer.recommendation
         )
-        assert json.dumps(ROWS) in answer.recommendation
-        assert TABLE in answer.recommendation
+        given = re.search(r"--additional-config '(.*?)'", answer.recommendation)
+        assert given is not None
+        assert settings.rows({}, json.loads(given[1])) == ROWS
         assert answer.message.endswith("; proposed only: see the recommendation")
         assert "an engine that takes five-number rows" in answer.recommendation
 

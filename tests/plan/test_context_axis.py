@@ -7,6 +7,8 @@ import pytest
 
 from specschedule.core.arms import Arm, arms
 from specschedule.core.budget import cost
+from specschedule.core.context_axis import CLASS
+from specschedule.core.controls import argument
 from specschedule.core.gates import before_pods
 from specschedule.core.preflight import tables_of
 from specschedule.core.spec import Spec
@@ -114,6 +116,50 @@ def test_where_it_cannot_run_the_refusal_stays_and_the_reason_is_told(why: str) 
     assert found["methodAndSchedule"].reason == "EngineRefusesSchedule"
     assert "vllm#48944" in found["methodAndSchedule"].message
     assert said in found["schedule"].message
+
+
+OWN = {"scheduler_class": CLASS}
+
+
+@pytest.mark.parametrize("delivered", [True, False])
+@pytest.mark.parametrize("image", ["vllm/vllm-openai:v0.32.0", "ours/vllm:v0.33.0"])
+def test_a_server_that_names_our_scheduler_itself_follows_rows_by_context_as_they_are(
+    image: str, delivered: bool
+) -> None:
+    own = server(**OWN, image=image)
+    arm = candidate(own, delivered=delivered)
+    assert not arm.context_axis, "nothing is brought along"
+    assert arm.speculative is not None
+    assert (arm.speculative[ROWS_KEY], arm.schedule) == (ROWS, ROWS)
+    found = gates(own, delivered=delivered)
+    assert found["schedule"].message.endswith(
+        "; deep: our context-axis scheduler follows its rows, as it does in serving"
+    )
+    assert "vllm#48944" not in found["methodAndSchedule"].message
+    assert found["methodAndSchedule"].answer != "Fail"
+
+
+def test_a_server_of_ours_with_too_few_batch_sizes_is_refused_all_the_same() -> None:
+    found = gates(server(**OWN, max_num_seqs=4))
+    assert found["methodAndSchedule"].reason == "EngineRefusesSchedule"
+    assert "max_num_seqs 4 is too small" in found["schedule"].message
+
+
+def test_what_serves_rows_by_context_is_the_incumbent_and_no_candidate() -> None:
+    config = {"method": "eagle3", "model": "d", "num_speculative_tokens": 4, ROWS_KEY: ROWS}
+    incumbent, twin = arms(SPEC, server(**OWN, speculative=config))[:2]
+    assert (incumbent.name, incumbent.schedule) == ("incumbent", ROWS)
+    assert [incumbent.tokens(8, at) for at in ((64, 96), (2000, 2032))] == [1, 4]
+    assert twin.same_as == "incumbent"
+
+
+def test_advice_to_serve_without_rows_by_context_takes_the_table_away_too() -> None:
+    config = {"method": "eagle3", "model": "d", "num_speculative_tokens": 4, ROWS_KEY: ROWS}
+    by_context, plain = server(**OWN, speculative=config), server(**OWN)
+    away = ", and take specschedule out of --additional-config"
+    for name in ("none", "static-2"):
+        assert argument(name, SPEC, by_context).endswith(away)
+        assert away not in argument(name, SPEC, plain)
 
 
 def test_a_version_that_nobody_told_is_left_to_the_scheduler_itself() -> None:

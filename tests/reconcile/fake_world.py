@@ -7,6 +7,7 @@ any action, to lose a status, to preempt a pod, or to lose its Prometheus.
 import zlib
 from typing import Any
 
+from specschedule.core.context_axis import CLASS
 from specschedule.core.evidence import Cell, Launch, Outputs, PrefixCache, Receipt
 from specschedule.core.observed import (
     CreateTrial,
@@ -29,6 +30,7 @@ from specschedule.core.observed import (
     VisitFacts,
 )
 from specschedule.core.regime import ServingRegime
+from specschedule.core.schedule import ROWS
 from specschedule.core.screening import next_window
 from specschedule.core.spec import Spec
 from specschedule.core.target import RolloutFacts, ServerFacts, TargetFacts, Unreadable
@@ -217,7 +219,7 @@ class FakeWorld:
                 "num_speculative_tokens": config.get("num_speculative_tokens"),
                 "async_scheduling": True,
                 "attention_backend": "FLASH_ATTN",
-                "scheduler": "context-axis" if self.trials[name][0].context_axis else None,
+                "scheduler": "context-axis" if self._ours(name, config) else None,
             }
         )
         return PodFacts(
@@ -228,6 +230,11 @@ class FakeWorld:
             receipt=receipt,
             finding=self.finds.get(self.trials[name][0].arm),
         )
+
+    def _ours(self, name: str, config: dict[str, Any]) -> bool:
+        """Whether a scheduler of ours follows a launch's rows: brought, or the server's own."""
+        own = self.scheduler_class == CLASS and ROWS in config
+        return self.trials[name][0].context_axis or own
 
     def _config(self, name: str) -> dict[str, Any] | None:
         """The speculative config that a launch runs with."""

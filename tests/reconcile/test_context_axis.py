@@ -1,4 +1,7 @@
-"""Runs whose candidates have rows by context, in virtual time: proposed, never written."""
+"""Runs whose candidates have rows by context, in virtual time.
+
+They are proposed and never written, unless the target names the scheduler that follows them.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 import pytest
 
 from specschedule.api.v1alpha1 import Status
+from specschedule.core.context_axis import CLASS
 from specschedule.core.spec import Mode, Spec
 from specschedule.sim.physics import Drafter, Linear, Sum
 from specschedule.sim.worlds import WORLDS, World
@@ -100,6 +104,62 @@ def test_where_the_target_has_a_scheduler_of_its_own_it_is_refused() -> None:
     of = world()
     of.scheduler_class = "theirs.Scheduler"
     assert run(of)["reason"] == "EngineRefusesSchedule"
+
+
+def own(spec: dict[str, Any] = ASKED) -> FakeWorld:
+    """A target whose own arguments name our scheduler."""
+    of = world(spec)
+    of.scheduler_class = CLASS
+    return of
+
+
+def test_where_the_target_names_our_scheduler_a_winner_of_five_numbers_is_promoted() -> None:
+    of = own()
+    status = run(of)
+    assert (status["outcome"], status["reason"]) == ("Promoted", "RolledOut"), status["message"]
+    assert of.speculative == {**INCUMBENT, ROWS_KEY: ROWS}
+    assert len(of.writes()) == 1
+    assert "recommendation" not in status
+    gates = {gate["gate"]: gate for gate in status["gates"]}
+    assert "follows its rows, as it does in serving" in gates["schedule"]["message"]
+    assert gates["scheduleInEffect"]["answer"] == "Pass"
+    trials = [spec for spec, _ in of.trials.values() if spec.arm == "candidate-deep"]
+    assert len(trials) >= 3
+    for spec in trials:
+        assert (spec.context_axis, spec.schedule) == (False, ROWS)
+        assert (spec.speculative or {})[ROWS_KEY] == ROWS
+    settle(of)
+    assert of.status["outcome"] == "Promoted"
+    Status.model_validate(status)
+
+
+def test_a_rollout_of_five_numbers_that_does_not_finish_is_taken_back() -> None:
+    of = own({**ASKED, "rollout": {"deadline": "2m"}})
+    of.rollout_fails_with = "pod chat-x: CrashLoopBackOff: the table to follow: row 1"
+    status = run(of)
+    assert status["outcome"] == "RolledBack"
+    assert "CrashLoopBackOff" in status["message"]
+    assert of.speculative == INCUMBENT
+    assert len(of.writes()) == 2
+
+
+def test_an_approval_promotes_it_where_somebody_else_left_the_target_alone() -> None:
+    of = own({**ASKED, "mode": "Approve"})
+    run(of, until=lambda w: w.status.get("stage") == "AwaitingApproval")
+    assert of.writes() == []
+    of.approved = of.status["runId"]
+    assert run(of)["outcome"] == "Promoted"
+    assert of.speculative == {**INCUMBENT, ROWS_KEY: ROWS}
+
+
+def test_a_search_on_such_a_target_sweeps_in_one_boot_too() -> None:
+    of = world(SEARCH, DEEP)
+    of.scheduler_class = CLASS
+    status = run(of)
+    assert arms(of)[0] == "probe"
+    assert not any(arm.startswith("constant") for arm in arms(of)[:2])
+    assert status["outcome"] == "Promoted", status["message"]
+    assert len(of.speculative[ROWS_KEY][0]) == 5
 
 
 def test_an_engine_that_does_not_follow_the_plan_is_no_evidence() -> None:

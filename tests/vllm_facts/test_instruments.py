@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from specschedule.core import context_axis
 from specschedule.core.spec import Slo
 from specschedule.core.target import ServerFacts, Unreadable
 from specschedule.engine.deliver import table_file
@@ -226,6 +227,13 @@ def test_an_arm_with_a_scheduler_of_ours_carries_the_rest_as_well() -> None:
     assert isinstance(found, Instruments)
     assert found.arguments == (*STEPS, FLAG, f"--scheduler-cls={instruments.PROBE}")
     assert found.variables == {**carried(of).variables, "SECRET": "s"}
+
+
+def test_a_scheduler_of_ours_makes_way_for_another_of_ours() -> None:
+    of = container("--model", "m", "--scheduler-cls", context_axis.CLASS)
+    found = scheduled(Instruments(), of, server(of), instruments.PROBE, {})
+    assert isinstance(found, Instruments)
+    assert found.arguments == (f"--scheduler-cls={instruments.PROBE}",)
 
 
 TAKEN = {

@@ -30,7 +30,8 @@ class Arm(Value):
     schedule: list[list[int]] | None = None
     """Its schedule, if it has one."""
     context_axis: bool = False
-    """Whether the context-axis scheduler follows it; then ``speculative`` only names every K."""
+    """Whether its launches bring a scheduler that follows it; ``speculative`` only names every K
+    then."""
     unchanged: bool = False
     """True for arms that keep the target's own arguments byte for byte."""
     graph_mode: str | None = None
@@ -153,14 +154,14 @@ def _candidates(
             other = same[each.name]
             twin = INCUMBENT if other is None else f"candidate-{other}"
         rows, most = each.schedule, each.largest_tokens
-        followed = follower.follows(rows, most)
-        if followed:
+        brought = follower.brought(rows, most)
+        if brought:
             rows = every_k(most, server.max_num_seqs)
         arm = Arm(
             name=f"candidate-{each.name}",
             speculative=speculative_config(base, max_tokens=most, rows=rows),
             schedule=each.schedule,
-            context_axis=followed,
+            context_axis=brought,
             max_num_seqs=server.max_num_seqs,
             same_as=twin,
             why="the schedule that must show it is better"

@@ -1,8 +1,10 @@
 """Five-number rows on an engine that takes three: a scheduler of ours follows them.
 
 The engine is started with rows that name every K, so that it prepares for each, and
-``engine/context.py`` looks up in the candidate's table which of them a step drafts. Serving has no
-such scheduler, so a candidate that wins this way is proposed and never promoted.
+``engine/context.py`` looks up in the candidate's table which of them a step drafts. Where serving
+has no such scheduler, launches bring it along, and a candidate that wins this way is proposed and
+never promoted. Where the target's own arguments name it, the table is one of them too
+(``vllm_facts/by_context.py``): then its rows are a schedule like any other.
 """
 
 import json
@@ -10,7 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from specschedule.core.evidence import Cell, Launch
-from specschedule.core.schedule import EffectiveTable, effective
+from specschedule.core.schedule import (
+    ROWS,
+    TABLE_KEY,
+    EffectiveTable,
+    additional_config,
+    effective,
+)
 from specschedule.core.spec import Spec
 from specschedule.core.target import ServerFacts
 from specschedule.core.versions import numbers, version_of_image
@@ -40,6 +48,11 @@ def by_context(rows: Sequence[Sequence[int]] | None) -> bool:
     return any(len(row) == 5 for row in rows or ())
 
 
+def has_own(server: ServerFacts) -> bool:
+    """Say whether the server's own arguments name the scheduler: then they bring the table too."""
+    return server.scheduler_class == CLASS
+
+
 class Follower(NamedTuple):
     """Whether our scheduler follows five-number rows in the launches of a target."""
 
@@ -59,6 +72,14 @@ class Follower(NamedTuple):
         Args:
             max_tokens: Largest K of the rows.
         """
+        if not has_own(self.server) and (why := self._not_brought()) is not None:
+            return why
+        if self.server.max_num_seqs <= max_tokens:
+            return f"max_num_seqs {self.server.max_num_seqs} is too small for rows of every K"
+        return None
+
+    def _not_brought(self) -> str | None:
+        """Say why launches cannot bring it along."""
         server, version = self.server, self.version or version_of_image(self.server.image)
         if not self.delivered:
             return "launches here carry nothing of ours"
@@ -67,13 +88,11 @@ class Follower(NamedTuple):
         if version is not None and numbers(version)[:2] not in FOLLOWED_IN:
             known = ", ".join(".".join(map(str, each)) for each in FOLLOWED_IN)
             return f"our context-axis scheduler is known to work in vLLM {known}, not in {version}"
-        if server.max_num_seqs <= max_tokens:
-            return f"max_num_seqs {server.max_num_seqs} is too small for rows of every K"
         return None
 
-    def follows(self, rows: Sequence[Sequence[int]] | None, max_tokens: int) -> bool:
-        """Say whether it follows some rows, which a launch of this largest K has."""
-        return by_context(rows) and self.cannot(max_tokens) is None
+    def brought(self, rows: Sequence[Sequence[int]] | None, max_tokens: int) -> bool:
+        """Say whether a launch with some rows, of this largest K, brings it along."""
+        return by_context(rows) and not has_own(self.server) and self.cannot(max_tokens) is None
 
     def booted(self, tables: Mapping[str, EffectiveTable]) -> dict[str, EffectiveTable]:
         """Return what the engine itself is started with, for each candidate's table."""
@@ -91,8 +110,10 @@ class Follower(NamedTuple):
             for name, table in tables.items()
             if table.contexts is not None
         }
+        own = has_own(self.server)
+        serving = "as it does in serving" if own else "and serving would need it too"
         return [
-            f"{name}: our context-axis scheduler follows its rows, and serving would need it too"
+            f"{name}: our context-axis scheduler follows its rows, {serving}"
             if why is None
             else f"{name}: the engine itself must follow its rows: {why}"
             for name, why in said.items()
@@ -110,13 +131,31 @@ def serving_needs(spec: Spec, name: str, launches: Sequence[Launch]) -> str:
     if not any(each.context_axis for each in launches if each.arm == f"candidate-{name}"):
         return ""
     won = next(each for each in spec.candidates if each.name == name)
-    rows = json.dumps(won.schedule)
+    table = json.dumps(additional_config(won.schedule))
     return (
         f"{name}: serve with num_speculative_tokens {won.largest_tokens} and three-number rows of "
-        f"every K, --scheduler-cls {CLASS}, and what `python -m specschedule.engine.deliver FOLDER "
-        f"--table '{rows}'` lays out: FOLDER on PYTHONPATH, the table's file in "
-        "SPECSCHEDULE_TABLE; or with an engine that takes five-number rows"
+        f"every K, --scheduler-cls {CLASS}, --additional-config '{table}', and on PYTHONPATH the "
+        "FOLDER that `python -m specschedule.engine.deliver FOLDER` lays out; or with an engine "
+        "that takes five-number rows. Where the target names this scheduler, such a winner is "
+        "promoted"
     )
+
+
+def scheduled_by_ours(launch: Launch, server: ServerFacts) -> bool:
+    """Say whether the context-axis scheduler follows a launch's rows by context.
+
+    Args:
+        launch: The launch.
+        server: The target's server.
+    """
+    return launch.context_axis or (has_own(server) and by_context(launch.schedule))
+
+
+def left_behind(server: ServerFacts) -> str:
+    """Say what else to take away where a server is to follow no rows by context any more."""
+    if not has_own(server) or not by_context((server.speculative or {}).get(ROWS)):
+        return ""
+    return f", and take {TABLE_KEY} out of --additional-config"
 
 
 def mixed(cells: Iterable[Cell]) -> list[str]:

@@ -11,6 +11,7 @@ from math import inf, isfinite
 from specschedule.core import eprocess
 from specschedule.core.arms import ADAPTIVE, adaptive_config, static_config
 from specschedule.core.compare import INCUMBENT, NONE, Evidence, to_share
+from specschedule.core.context_axis import left_behind
 from specschedule.core.noise import Noise
 from specschedule.core.spec import Spec
 from specschedule.core.target import ServerFacts
@@ -112,8 +113,9 @@ def recommendation(found: Sequence[Control], evidence: Evidence, server: ServerF
 
 def argument(arm: str, spec: Spec, server: ServerFacts | None) -> str:
     """Return the change of the server's arguments that makes it run a control."""
+    more = left_behind(server) if server else ""
     if arm == NONE:
-        return "remove --speculative-config"
+        return f"remove --speculative-config{more}"
     base = dict(server.speculative or {}) if server else {}
     if not base and spec.speculative is not None:
         base = spec.speculative.plain()
@@ -121,7 +123,7 @@ def argument(arm: str, spec: Spec, server: ServerFacts | None) -> str:
         config = adaptive_config(base, spec.candidates)
     else:
         config = static_config(base, int(arm.removeprefix("static-")))
-    return f"--speculative-config '{json.dumps(config)}'"
+    return f"--speculative-config '{json.dumps(config)}'{more}"
 
 
 def standing(evidence: Evidence, arms: Sequence[str]) -> dict[str, float]:

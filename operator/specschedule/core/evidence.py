@@ -411,7 +411,8 @@ class Launch(Value):
     schedule: list[list[int]] | None = None
     """Schedule of the arm, if it has one."""
     context_axis: bool = False
-    """True where the context-axis scheduler follows the schedule; the engine boots with others."""
+    """True where the launch brings the context-axis scheduler, which follows the schedule; the
+    engine boots with other rows."""
     started_at: str | None = None
     """RFC 3339 start time."""
     receipt: Receipt = Field(default_factory=Receipt)

@@ -72,7 +72,7 @@ def between_arms(
         *([load] if load is not None else []),
         receipts.adapters(counted, server),
         receipts.sources(counted),
-        receipts.instruments(counted),
+        receipts.instruments(counted, server),
         receipts.log_level(counted),
         receipts.caches(counted),
         counters.none_measured(launches, without),

@@ -35,7 +35,8 @@ class TrialSpec(Value):
     schedule: list[list[int]] | None = None
     """Schedule of the arm, if it has one."""
     context_axis: bool = False
-    """True where the context-axis scheduler follows the schedule; the engine boots with others."""
+    """True where the launch brings the context-axis scheduler, which follows the schedule; the
+    engine boots with other rows."""
     speculative: dict[str, Any] | None = None
     """Speculative config of the arm; absent where it serves without one."""
     unchanged: bool = False

@@ -14,6 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from specschedule.core import capacity
 from specschedule.core.arms import ADAPTIVE, PIECEWISE
+from specschedule.core.context_axis import has_own, scheduled_by_ours
 from specschedule.core.evidence import Launch, Receipt
 from specschedule.core.gate import Gate, fails, not_applicable, passes, unknown
 from specschedule.core.schedule import ScheduleError, effective, parse
@@ -395,10 +396,11 @@ def sources(counted: Sequence[Launch]) -> Gate:
     return passes("sources", "what is told twice is told alike, as far as told")
 
 
-def instruments(counted: Sequence[Launch]) -> Gate:
+def instruments(counted: Sequence[Launch], server: ServerFacts) -> Gate:
     """Require that every launch carries the same of ours: it takes time in every step.
 
-    The context-axis scheduler is part of the arm that it was launched with, and must show itself.
+    The context-axis scheduler is part of the arm that it was launched with, and must show itself;
+    so must the server's own.
     """
     gate = "instruments"
     by_value, silent = _told(
@@ -407,7 +409,7 @@ def instruments(counted: Sequence[Launch]) -> Gate:
     )
     left_out = {text for each in counted for text in noted(each.receipt, NOT_CARRIED)}
     why = "".join(f"; {text}" for text in sorted(left_out))
-    followed = [each for each in counted if each.context_axis]
+    followed = [each for each in counted if scheduled_by_ours(each, server)]
     if unseen := sorted({each.arm for each in followed if each.receipt.scheduler is None}):
         said = f"the log of {', '.join(unseen)} does not tell the context-axis scheduler's table"
         return unknown(gate, "NotRead", f"{said}{why}")
@@ -419,7 +421,8 @@ def instruments(counted: Sequence[Launch]) -> Gate:
         return unknown(gate, "NotRead", f"instruments were not seen in {', '.join(silent)}{why}")
     if followed:
         named = ", ".join(sorted({each.arm for each in followed}))
-        why = f"; {named} the context-axis scheduler too, as launched{why}"
+        how = "as the server names it" if has_own(server) else "as launched"
+        why = f"; {named} the context-axis scheduler too, {how}{why}"
     return passes(gate, f"every arm carries {next(iter(by_value))}{why}", "Same")
 
 

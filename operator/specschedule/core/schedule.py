@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 ROWS = "num_speculative_tokens_per_batch_size"
 """Key of a speculative config that holds the rows."""
+TABLE_KEY = "specschedule"
+"""Key of vLLM's additional config that holds the table of our context-axis scheduler."""
 
 EMPTY = "Empty"
 NOT_ROWS = "NotRows"
@@ -292,6 +294,23 @@ def speculative_config(
     else:
         config[ROWS] = [list(row) for row in rows]
     return config
+
+
+def additional_config(rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return what in vLLM's additional config gives our context-axis scheduler its table."""
+    return {TABLE_KEY: {"rows": [list(row) for row in rows]}}
+
+
+def table_in(additional: object) -> object:
+    """Return the rows that an additional config gives our context-axis scheduler, unchecked.
+
+    None where it gives none; what stands in their place without being rows is never None.
+    """
+    if not isinstance(additional, Mapping) or TABLE_KEY not in additional:
+        return None
+    ours = additional[TABLE_KEY]
+    rows = ours.get("rows") if isinstance(ours, Mapping) else ours
+    return [] if rows is None else rows
 
 
 def _read(rows: object) -> list[_Row]:

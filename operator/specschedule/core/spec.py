@@ -121,8 +121,8 @@ class Candidate(Value):
     """Rows [first, last, tokens] by batch size, or [first, last, contextFirst, contextLast,
     tokens]; ranges are inclusive, as in vLLM's num_speculative_tokens_per_batch_size. The batch
     size is the number of requests scheduled in an engine step, prefills included. Where
-    the engine takes three numbers only, rows of five are followed by a scheduler of ours; serving
-    has none, so a winner of five is Proposed."""
+    the engine takes three numbers only, rows of five are followed by a scheduler of ours; a winner
+    of five is Proposed where the target does not name that scheduler itself."""
     max_tokens: Annotated[int, Field(ge=1, le=LARGEST_K)] | None = None
     """num_speculative_tokens of the launch. The largest tokens of the rows when left out."""
 

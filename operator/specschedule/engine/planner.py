@@ -77,6 +77,27 @@ def check_prepared(table: EffectiveTable, boot: EffectiveTable) -> None:
         )
 
 
+def table_of(rows: object, boot: EffectiveTable) -> EffectiveTable:
+    """Return the table that a server follows which was booted with another.
+
+    Args:
+        rows: Its rows; None for those of the boot.
+        boot: What the server was booted with.
+
+    Raises:
+        BootError: This server cannot follow them.
+    """
+    if rows is None:
+        return boot
+    limits = {"max_tokens": boot.max_tokens, "max_num_seqs": boot.max_num_seqs}
+    try:
+        table = effective(rows, **limits)
+    except ScheduleError as fault:
+        raise BootError(f"the table to follow: {fault.message}") from fault
+    check_prepared(table, boot)
+    return table
+
+
 def past_prefill(scheduled: Iterable[str], requests: Mapping[str, Any]) -> tuple[list[str], int]:
     """Return the scheduled requests whose whole prompt had been computed before, and their tokens.
 

@@ -68,8 +68,13 @@ def suiting(
     asynchronous: type, plain: type, given: Sequence[Any], named: Mapping[str, Any]
 ) -> type:
     """Return which of two schedulers suits a server, from what vLLM makes one with."""
-    config = named["vllm_config"] if "vllm_config" in named else given[0]
-    return asynchronous if config.scheduler_config.async_scheduling else plain
+    scheduling = config_of(given, named).scheduler_config
+    return asynchronous if scheduling.async_scheduling else plain
+
+
+def config_of(given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+    """Return a server's configuration, from what vLLM makes a scheduler with."""
+    return named["vllm_config"] if "vllm_config" in named else given[0]
 
 
 def _check(scheduler: Any) -> EffectiveTable:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from specschedule.core.schedule import table_in
+
 RECORDER_PORT = "SPECSCHEDULE_RECORDER_PORT"
 """Port on loopback for the recorder's steps; the API server's process listens there."""
 SCHEDULER_PORT = "SPECSCHEDULE_SCHEDULER_PORT"
@@ -30,7 +32,8 @@ E2E = "SPECSCHEDULE_SLO_E2E_MS"
 RING = "SPECSCHEDULE_RING"
 """How many steps are kept."""
 TABLE = "SPECSCHEDULE_TABLE"
-"""File with the rows of a schedule, as JSON, for the context-axis scheduler."""
+"""File with the rows of a schedule, as JSON, for the context-axis scheduler; it comes before what
+``--additional-config`` gives."""
 SECRET = "SPECSCHEDULE_PROBE_SECRET"
 """What a request must carry to switch the probe scheduler's table."""
 
@@ -125,22 +128,25 @@ def secret(environment: Environment) -> str:
     return given
 
 
-def rows(environment: Environment) -> object:
-    """Read the rows of the context-axis scheduler's file, as plain data.
+def rows(environment: Environment, additional: object = None) -> object:
+    """Read the rows of the context-axis scheduler, as plain data; None where none are given.
+
+    Args:
+        environment: The variables.
+        additional: vLLM's ``additional_config``, which counts where no file is named.
 
     Raises:
-        SettingError: There is no file, or it holds no JSON.
+        SettingError: The file is not there, or it holds no JSON.
     """
     name = environment.get(TABLE, "")
     if not name:
-        raise SettingError(
-            f"{TABLE} is missing: the context-axis scheduler takes its table from that file; "
-            "leave --scheduler-cls away to serve with the engine's own"
-        )
+        return table_in(additional)
     try:
-        return json.loads(Path(name).read_text(encoding="utf-8"))
+        found = json.loads(Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError) as fault:
         raise SettingError(f"{TABLE}: {name} cannot be read as JSON: {fault}") from fault
+    # A file that says nothing is no schedule, which is not the same as no file.
+    return [] if found is None else found
 
 
 def _seconds(environment: Environment, name: str) -> float | None:

@@ -109,7 +109,7 @@ class Arguments:
         out: dict[str, Any] = {}
         for flag in self._flags:
             key = flag.name.lstrip("-").replace("-", "_")
-            if flag.path or flag.name == flags.SPECULATIVE:
+            if flag.path or flag.name in (flags.SPECULATIVE, flags.ADDITIONAL):
                 out[key] = self.json(flag.name)
             elif flag.value is None:
                 out[key.removeprefix("no_")] = not key.startswith("no_")

@@ -1,19 +1,20 @@
-"""The context-axis scheduler as the simulated engine has it: a table from a file chooses K.
+"""The context-axis scheduler as the simulated engine has it: a table of its own chooses K.
 
-It takes the same file and refuses the same as ``engine/context.py`` does inside vLLM.
+It takes the same table and refuses the same as ``engine/context.py`` does inside vLLM.
 """
 
 from collections.abc import Mapping
 
+from specschedule.core.context_axis import CLASS
 from specschedule.core.schedule import EffectiveTable, ScheduleError, effective
 from specschedule.engine import settings
-from specschedule.engine.planner import BootError, check_prepared
+from specschedule.engine.planner import BootError, table_of
 from specschedule.sim.arguments import Refused
 
 CLASSES = (
     "specschedule.engine.context.ContextScheduler",
     "specschedule.engine.context.AsyncContextScheduler",
-    "specschedule.engine.context.EitherContextScheduler",
+    CLASS,
 )
 
 
@@ -21,16 +22,18 @@ def followed(
     scheduler: str | None,
     rows: object,
     environment: Mapping[str, str],
+    additional: object = None,
     *,
     max_tokens: int,
     max_num_seqs: int,
 ) -> EffectiveTable | None:
-    """Return the table that a launch's scheduler follows; None where it asks for no such one.
+    """Return the table that a launch's scheduler follows; None where that is vLLM's own.
 
     Args:
         scheduler: The class that the launch names.
         rows: The schedule in effect.
         environment: Variables of the launch.
+        additional: Its ``--additional-config``.
         max_tokens: ``num_speculative_tokens``.
         max_num_seqs: ``max_num_seqs``.
 
@@ -39,14 +42,13 @@ def followed(
     """
     if scheduler not in CLASSES:
         return None
-    if not rows:
-        raise Refused("the server has no schedule in effect")
     try:
-        boot, table = (
-            effective(each, max_tokens=max_tokens, max_num_seqs=max_num_seqs)
-            for each in (rows, settings.rows(environment))
-        )
-        check_prepared(table, boot)
+        given = settings.rows(environment, additional)
+        if not rows and given is None and scheduler == CLASS:
+            return None
+        if not rows:
+            raise Refused("the server has no schedule in effect")
+        boot = effective(rows, max_tokens=max_tokens, max_num_seqs=max_num_seqs)
+        return table_of(given, boot)
     except (settings.SettingError, ScheduleError, BootError) as fault:
         raise Refused(str(fault)) from fault
-    return table

@@ -129,6 +129,8 @@ class Launch:
     non_default: Mapping[str, Any]
     """Arguments given, by vLLM's names."""
     scheduler_cls: str | None = None
+    additional: Mapping[str, Any] | None = None
+    """What ``--additional-config`` holds."""
     probe: Probe | None = None
     """The probe scheduler, where it is asked for."""
     followed: schedules.EffectiveTable | None = None
@@ -247,7 +249,8 @@ def read(
         environment=environment,
         planted=planted,
         non_default=arguments.non_default,
-        scheduler_cls=arguments.text("--scheduler-cls"),
+        scheduler_cls=arguments.text(flags.SCHEDULER),
+        additional=arguments.json(flags.ADDITIONAL),
         buckets={
             family: tuple(float(edge) for edge in edges)
             for family, edges in (arguments.json("--custom-histogram-buckets") or {}).items()
@@ -303,7 +306,9 @@ def _resolved(launch: Launch, config: SpeculativeConfig | None) -> Launch:
                 ignored=launch.hits(Fault.IGNORES_K),
                 **limits,
             )
-            followed = context.followed(launch.scheduler_cls, plain, launch.environment, **limits)
+            followed = context.followed(
+                launch.scheduler_cls, plain, launch.environment, launch.additional, **limits
+            )
     except Refused as refused:
         late = refused.message
     return replace(

@@ -5,11 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specschedule.core.target import ServerFacts, Unreadable
+from specschedule.engine import settings
+from specschedule.vllm_facts.by_context import config_of, follows
 from specschedule.vllm_facts.editing import ArgumentEdit, edited_container, with_speculative
 from specschedule.vllm_facts.flags import (
+    ADDITIONAL,
     COMPILATION,
     DEFAULT_LEVEL,
     LEVELS,
+    SCHEDULER,
     Flag,
     FlagError,
     config_file_tokens,
@@ -19,7 +23,6 @@ from specschedule.vllm_facts.flags import (
     refused_of,
     scan,
     speculative_flags,
-    speculative_of,
 )
 from specschedule.vllm_facts.launch import Field, Launch, launch_of, names_vllm, refuse
 from specschedule.vllm_facts.plain import items, mapping
@@ -94,6 +97,8 @@ def read_container(
                 "its speculative config is in the --config file, where it cannot be taken away; "
                 "move it to the container's arguments",
             )
+        if why := _table_elsewhere(launch, from_file, flags):
+            return refuse(container, "SpeculativeConfigInFile", why)
         return _facts(container, launch, [*from_file, *flags], notes)
     except FlagError as error:
         return refuse(container, "UnsupportedArgumentForm", str(error))
@@ -125,6 +130,25 @@ def _config_file(flags: Sequence[Flag], files: Mapping[str, str]) -> tuple[list[
         raise FlagError(f"--config {path}: {error}") from error
 
 
+def _table_elsewhere(
+    launch: Launch, from_file: Sequence[Flag], flags: Sequence[Flag]
+) -> str | None:
+    """Say why the table of a scheduler of ours cannot be changed; None where it can be."""
+    if not follows([*from_file, *flags]):
+        return None
+    if launch.environment.get(settings.TABLE) or settings.TABLE in launch.unread:
+        return (
+            f"its scheduler takes the table from the file that {settings.TABLE} names; give the "
+            f"rows in {ADDITIONAL}, and take the variable away"
+        )
+    if any(flag.name in (ADDITIONAL, SCHEDULER) for flag in from_file):
+        return (
+            f"its {SCHEDULER} or {ADDITIONAL} is in the --config file, where the rows that the "
+            "scheduler follows cannot be changed; move both to the container's arguments"
+        )
+    return None
+
+
 def _facts(
     container: Mapping[str, Any], launch: Launch, flags: Sequence[Flag], notes: list[str]
 ) -> ServerFacts:
@@ -154,7 +178,7 @@ def _facts(
     max_model_len = text("--max-model-len")
     role = kv_transfer.get("kv_role")
     field = _edited_field(launch)
-    speculative = speculative_of(flags)
+    speculative = config_of(flags)
     port = number("--port", 8000)
     by_argument = (name for name in ("--ssl-certfile", "--ssl-keyfile") if name in last)
     return ServerFacts(
@@ -184,7 +208,7 @@ def _facts(
         log_level=text("--log-level") or _text(logging.get("log_level")),
         log_config_file=text("--log-config-file") or _text(logging.get("pylogging_config_file")),
         configure_logging=logging.get("configure_logging") is not False,
-        scheduler_class=text("--scheduler-cls"),
+        scheduler_class=text(SCHEDULER),
         worker_extension=text("--worker-extension-cls"),
         kv_role=_text(role),
         kv_connectors=_connectors(kv_transfer),

@@ -3,6 +3,10 @@
 An edit keeps every other byte and is proven before it is handed out: the edited container is
 read again and must differ in the speculative config only. What cannot be edited exactly is
 refused by name.
+
+Where the container's scheduler is ours, the additional config holds the table of a config with rows
+by context (``vllm_facts/by_context.py``). It is written anew then, in one way whatever the config,
+so that the same template is the same without it.
 """
 
 import re
@@ -11,11 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from specschedule.core.target import Unreadable
+from specschedule.vllm_facts.by_context import apart, config_of, follows, others_in
 from specschedule.vllm_facts.flags import (
+    ADDITIONAL,
     COMPILATION,
     SPECULATIVE,
     Flag,
     FlagError,
+    Token,
     canonical_head,
     json_object,
     scan,
@@ -66,7 +73,8 @@ def with_speculative(
     try:
         extra = _compilation(launch, graph_mode) if graph_mode is not None else []
         extra += added
-        edited = _edit(container, launch, speculative, extra)
+        changes, added_here = _edit(scan(launch.tokens), speculative)
+        edited = _render(container, launch, changes, [*added_here, *extra])
         if isinstance(edited, Unreadable):
             return edited
         return _proven(container, launch, edited, speculative, extra, graph_mode, environment)
@@ -94,7 +102,7 @@ def with_added(
         edited = _render(container, launch, {}, added)
         if isinstance(edited, Unreadable):
             return edited
-        speculative = speculative_of(scan(launch.tokens))
+        speculative = config_of(scan(launch.tokens))
         return _proven(container, launch, edited, speculative, added, None, environment)
     except FlagError as error:
         return refuse(container, "UnsupportedArgumentForm", str(error))
@@ -132,30 +140,41 @@ class _Change:
     behind: tuple[str, ...] = ()
 
 
-def _edit(
-    container: Mapping[str, Any],
-    launch: Launch,
-    speculative: Mapping[str, Any] | None,
-    extra: Sequence[str],
-) -> ArgumentEdit | Unreadable:
-    flags = scan(launch.tokens)
+_Edit = tuple[dict[int, _Change], list[str]]
+"""What happens to tokens, and what is added behind all of them."""
+
+
+def _edit(flags: Sequence[Flag], speculative: Mapping[str, Any] | None) -> _Edit:
+    if not follows(flags):
+        return _speculative(flags, speculative)
+    speculative, table = apart(speculative)
+    (changes, added), (more, behind) = _speculative(flags, speculative), _additional(flags, table)
+    return changes | more, [*added, *behind]
+
+
+def _speculative(flags: Sequence[Flag], speculative: Mapping[str, Any] | None) -> _Edit:
     carrying = speculative_flags(flags)
     before = speculative_of(flags)
-    changes: dict[int, _Change] = {}
-    added: list[str] = []
     if speculative is None:
-        changes = _removals(carrying)
-    elif not carrying:
-        added = [SPECULATIVE, write_json(dict(speculative))]
-    elif before == dict(speculative) and _plainly_once(carrying):
-        pass
-    elif _all_dotted(carrying) and (dotted := _dotted_changes(carrying, before or {}, speculative)):
-        changes = dotted
-    else:
-        first = _first_to_keep(carrying)
-        changes = _removals([flag for flag in carrying if flag is not first])
-        changes |= _replacement(first, write_json(dict(speculative)))
-    return _render(container, launch, changes, [*added, *extra])
+        return _removals(carrying), []
+    written = write_json(dict(speculative))
+    if not carrying:
+        return {}, [SPECULATIVE, written]
+    if before == dict(speculative) and _plainly_once(carrying):
+        return {}, []
+    if _all_dotted(carrying) and (dotted := _dotted_changes(carrying, before or {}, speculative)):
+        return dotted, []
+    return _written_once(carrying, _first_to_keep(carrying), SPECULATIVE, written), []
+
+
+def _additional(flags: Sequence[Flag], table: dict[str, Any]) -> _Edit:
+    carrying = [flag for flag in flags if flag.name == ADDITIONAL]
+    after = others_in(flags) | table
+    if not after:
+        return _removals(carrying), []
+    if not carrying:
+        return {}, [ADDITIONAL, write_json(after)]
+    return _written_once(carrying, carrying[-1], ADDITIONAL, write_json(after)), []
 
 
 def _plainly_once(carrying: Sequence[Flag]) -> bool:
@@ -177,14 +196,17 @@ def _removals(flags: Sequence[Flag]) -> dict[int, _Change]:
     return {at: _Change("remove") for flag in flags for at in range(flag.first, flag.last + 1)}
 
 
-def _replacement(flag: Flag, value: str) -> dict[int, _Change]:
-    written = SPECULATIVE if flag.path or flag.name != SPECULATIVE else flag.written
-    if flag.joined:
-        return {flag.first: _Change("replace", f"{written}={value}")}
-    changes = {flag.last: _Change("replace", value)}
-    if written != flag.written:
-        changes[flag.first] = _Change("replace", written)
-    return changes
+def _written_once(
+    carrying: Sequence[Flag], kept: Flag, name: str, value: str
+) -> dict[int, _Change]:
+    """Write a value whole in the place of one of the flags that carry it, and nowhere else."""
+    changes = _removals([flag for flag in carrying if flag is not kept])
+    written = name if kept.path or kept.name != name else kept.written
+    if kept.joined:
+        return changes | {kept.first: _Change("replace", f"{written}={value}")}
+    if written != kept.written:
+        changes[kept.first] = _Change("replace", written)
+    return changes | {kept.last: _Change("replace", value)}
 
 
 def _dotted_changes(
@@ -329,11 +351,11 @@ def _proven(
     again = launch_of(edited_container(container, edit), environment)
     if isinstance(again, Launch):
         wanted = None if speculative is None else dict(speculative)
-        flags = scan(again.tokens)
-        compiled = json_object(flags, COMPILATION) or {}
+        edited = again.tokens[: len(again.tokens) - len(extra)]
+        compiled = json_object(scan(again.tokens), COMPILATION) or {}
         if (
-            speculative_of(flags) == wanted
-            and _others(again, extra) == _others(launch, ())
+            config_of(scan(edited)) == wanted
+            and _others(edited) == _others(launch.tokens)
             and graph_mode in (None, compiled.get("cudagraph_mode"))
         ):
             return edit
@@ -344,12 +366,11 @@ def _proven(
     )
 
 
-def _others(launch: Launch, extra: Sequence[str]) -> list[str]:
-    """Return all arguments but the speculative ones and those added on purpose."""
-    gone = {
-        at
-        for flag in speculative_flags(scan(launch.tokens))
-        for at in range(flag.first, flag.last + 1)
-    }
-    texts = [token.text for at, token in enumerate(launch.tokens) if at not in gone]
-    return texts[: len(texts) - len(extra)] if extra else texts
+def _others(tokens: Sequence[Token]) -> tuple[list[str], dict[str, Any]]:
+    """Return the arguments that no edit changes, and what stays of one that is written anew."""
+    flags = scan(tokens)
+    ours = follows(flags)
+    changed = [*speculative_flags(flags), *(f for f in flags if ours and f.name == ADDITIONAL)]
+    gone = {at for flag in changed for at in range(flag.first, flag.last + 1)}
+    texts = [token.text for at, token in enumerate(tokens) if at not in gone]
+    return texts, others_in(flags) if ours else {}

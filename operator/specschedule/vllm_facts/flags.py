@@ -14,6 +14,8 @@ from specschedule.vllm_facts.plain import read_yaml
 
 SPECULATIVE = "--speculative-config"
 COMPILATION = "--compilation-config"
+ADDITIONAL = "--additional-config"
+SCHEDULER = "--scheduler-cls"
 SPECULATIVE_PARTS = {
     "--spec-method": "method",
     "--spec-model": "model",
@@ -54,6 +56,8 @@ DEFAULT_LEVEL = 2
 READ = {
     SPECULATIVE,
     *SPECULATIVE_PARTS,
+    ADDITIONAL,
+    SCHEDULER,
     "--attention-backend",
     "--attention-config",
     "--async-scheduling",
@@ -75,7 +79,6 @@ READ = {
     "--pipeline-parallel-size",
     "--port",
     "--quantization",
-    "--scheduler-cls",
     "--tensor-parallel-size",
     "--ubatch-size",
 }

@@ -16,6 +16,7 @@ from specschedule.core.target import ServerFacts, Unreadable
 from specschedule.engine import settings
 from specschedule.engine.deliver import table_file
 from specschedule.vllm_facts.editing import ArgumentEdit, with_added, with_speculative
+from specschedule.vllm_facts.flags import SCHEDULER
 from specschedule.vllm_facts.launch import refuse
 from specschedule.vllm_facts.plain import items
 
@@ -24,7 +25,6 @@ FINGERPRINT = "specschedule.engine.fingerprint.Fingerprint"
 STEP_FLAGS = ("--enable-logging-iteration-details", "--cudagraph-metrics")
 """What lets the engine tell the recorder the batch and the graph mode of each step. vLLM writes
 both to its log as well, unless the recorder counts them (``engine/recording.py``)."""
-SCHEDULER = "--scheduler-cls"
 PROBE = "specschedule.engine.probe.EitherProbeScheduler"
 PROBE_PORT = 9108
 """Port on loopback of the probe scheduler's page."""
@@ -123,7 +123,8 @@ def scheduled(
     """
     if why := hidden(container):
         return why
-    if server.scheduler_class is not None:
+    # Ours may make way for another of ours: such a launch is never what is promoted.
+    if server.scheduler_class not in (None, context_axis.CLASS):
         return refuse(
             container,
             "SchedulerTaken",
