@@ -35,12 +35,13 @@ from specschedule.core.eprocess import E_NEEDED, evidence, rounds_needed
 from specschedule.core.evidence import Cell
 from specschedule.core.plan import LaunchRecord
 from specschedule.core.schedule import EffectiveTable, effective
-from specschedule.core.screen import SWEEP_REPEATS, Search
+from specschedule.core.screen import SWEEP_REPEATS
 from specschedule.core.screening import PROBE, next_window
 from specschedule.core.search import next_screens, screening_arms
 from specschedule.core.spec import Effort, Spec
 from specschedule.core.target import ServerFacts
 from specschedule.core.tuner import propose
+from specschedule.core.view import Search
 from specschedule.core.visit import Screen, Visit
 from specschedule.sim.virtual import Arm, Load, simulate_hold
 from specschedule.sim.worlds import WORLDS, Noise

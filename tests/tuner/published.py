@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from specschedule.core.evidence import Cell, Profile, Quantiles
-from specschedule.core.screen import Search
 from specschedule.core.spec import Slo
+from specschedule.core.view import Search
 
 PR_32374_MS = {
     1: {0: 6.87, 1: 7.97, 3: 9.41, 4: 9.91, 5: 10.80, 7: 12.29},

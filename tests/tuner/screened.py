@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specschedule.core.evidence import Cell
-from specschedule.core.screen import Next, Search, next_windows
+from specschedule.core.screen import Next, allowance, next_windows
+from specschedule.core.view import Search
 from tests.tuner.published import EAGLE3, cell
 
 Step = Callable[[int, int, int | None], float]
@@ -36,7 +37,7 @@ def screened(
     while asks := (found := next_windows(wanted, cells)).asks:
         for ask in asks:
             seconds = step(*ask.setting) * float(np.exp(chance.normal(0, noise)))
-            seconds *= 1 + drift * len(cells) / wanted.budget
+            seconds *= 1 + drift * len(cells) / allowance(wanted)
             cells.append(cell(ask.concurrency, ask.tokens, seconds, survival, context=ask.context))
         assert len(cells) < 200
     return cells, found

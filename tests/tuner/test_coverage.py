@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from specschedule.core.screen import Search
 from specschedule.core.tuner import propose
+from specschedule.core.view import Search
 from tests.tuner.published import EAGLE3, length, search
 from tests.tuner.screened import Step, screened
 

@@ -6,9 +6,10 @@ from specschedule.core.choice import grid
 from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs, Setting
 from specschedule.core.neighbours import neighbours, undecided
 from specschedule.core.schedule import Band
-from specschedule.core.screen import next_windows, view
+from specschedule.core.screen import next_windows
 from specschedule.core.sweep import sweep
 from specschedule.core.tuner import propose
+from specschedule.core.view import view
 from tests.tuner.published import cell, length, search
 from tests.tuner.screened import screened
 

@@ -6,9 +6,10 @@ import pytest
 
 from specschedule.core.cost import PRIOR_NOISE, Graphs, Setting, Timed, noise
 from specschedule.core.depth import flat
-from specschedule.core.screen import INDIFFERENT, view
+from specschedule.core.screen import allowance
 from specschedule.core.sweep import sweep
 from specschedule.core.tuner import propose
+from specschedule.core.view import INDIFFERENT, view
 from tests.tuner.published import cell, length, search
 from tests.tuner.screened import screened
 
@@ -52,7 +53,7 @@ def test_noise_between_windows_makes_no_context_axis(spread):
     for seed in SEEDS:
         found, cells = proposed(pays, spread, seed, *CONTEXTS)
         assert "context" not in names(found), seed
-        assert len(cells) <= wanted(*CONTEXTS).budget
+        assert len(cells) <= allowance(wanted(*CONTEXTS))
 
 
 def test_a_context_axis_is_found_through_noise_that_it_stands_out_of():
@@ -71,7 +72,7 @@ def test_a_flat_depth_sweep_leaves_the_other_contexts_alone():
         (64, 3),
     ]
     # What is left of the budget is that of one context.
-    assert len(cells) - len(beside) <= wanted(CONTEXTS[0]).budget
+    assert len(cells) - len(beside) <= allowance(wanted(CONTEXTS[0]))
     _, cells = proposed(deep, 0.01, 0, *CONTEXTS)
     assert sum(c.context == CONTEXTS[1] for c in cells) > len(beside)
 
@@ -103,7 +104,7 @@ def test_what_repeats_do_not_tell_apart_is_a_tie_and_keeps_the_smaller_k(spread,
 def test_a_noisy_screen_stops_within_its_budget_and_never_takes_what_loses():
     for seed in SEEDS:
         found, cells = proposed(alike, 0.06, seed)
-        assert len(cells) <= wanted().budget
+        assert len(cells) <= allowance(wanted())
         assert 0 not in {choice.chosen for choice in found.choices}, seed
 
 

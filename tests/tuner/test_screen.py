@@ -9,13 +9,14 @@ from specschedule.core.choice import tokens_at
 from specschedule.core.cost import Graphs, Setting
 from specschedule.core.screen import (
     REPEATS,
+    allowance,
     expected_regret,
     next_windows,
     none_settings,
     seeds,
-    view,
 )
 from specschedule.core.sweep import sweep
+from specschedule.core.view import view
 from tests.tuner.published import EAGLE3, SGLANG_BATCHES, cell, search
 from tests.tuner.screened import screened
 
@@ -86,20 +87,20 @@ def test_a_machine_that_becomes_slower_under_way_changes_the_choice_by_little(se
 )
 def test_a_screen_takes_a_fifth_of_the_full_grid_with_its_launch_without_speculation(points, most):
     wanted = search(points, most)
-    windows = wanted.budget + REPEATS * len(none_settings(wanted))
+    windows = allowance(wanted) + REPEATS * len(none_settings(wanted))
     assert windows <= len(points) * (most + 1) * 3 / 5
-    assert wanted.budget >= len(seeds(wanted)) + len(points)
+    assert allowance(wanted) >= len(seeds(wanted)) + len(points)
 
 
 def test_a_small_grid_still_gets_its_seeds_a_repeat_and_a_window_for_each_point():
-    assert WANTED.budget == len(seeds(WANTED)) + 1 + len(POINTS)
+    assert allowance(WANTED) == len(seeds(WANTED)) + 1 + len(POINTS)
 
 
 def test_it_stops_early_where_nothing_is_left_to_gain():
     wanted = search((1, 4, 16, 64, 128), 7)
     cells, found = screened(wanted, step=lambda b, k, c: 0.001 * (1 + 3 * k))
     assert "too little" in found.reason
-    assert len(cells) < wanted.budget
+    assert len(cells) < allowance(wanted)
     assert found.expected_regret == pytest.approx(0.0, abs=1e-4)
 
 

@@ -11,10 +11,10 @@ from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs
 from specschedule.core.forecast import Interval
 from specschedule.core.forward import Unusable
 from specschedule.core.proposal import Proposal, Proposed
-from specschedule.core.screen import ASSUMED_FLOOR, Search
 from specschedule.core.tuner import NothingMeasured, propose
 from specschedule.core.values import parse_share
 from specschedule.core.versions import adaptive_verification
+from specschedule.core.view import ASSUMED_FLOOR, Search
 
 
 @click.command()

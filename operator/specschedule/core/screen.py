@@ -6,43 +6,34 @@ the load points and on both sides of every boundary that would be proposed.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from math import expm1, log2, sqrt
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import log2, sqrt
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from specschedule.core.chance import shuffled
-from specschedule.core.choice import BOUNDARY_PRICE, Grid, grid, rows, tokens_at
+from specschedule.core.choice import tokens_at
 from specschedule.core.compare import NONE
-from specschedule.core.cost import DEFAULT_GRAPH_SIZES, Graphs, Setting
+from specschedule.core.cost import Setting
 from specschedule.core.depth import flat
 from specschedule.core.evidence import Cell
-from specschedule.core.forecast import Forecast
 from specschedule.core.neighbours import VARIANTS, undecided
 from specschedule.core.schedule import Band
-from specschedule.core.spec import Slo
 from specschedule.core.sweep import Sweep, sweep
 from specschedule.core.values import Value
+from specschedule.core.view import Floats, Search, View, view
 
-Floats = NDArray[np.float64]
-
-INDIFFERENT = 0.02
-"""Ks within this share of the best are alike, or within the noise where that is wider."""
-ASSUMED_FLOOR = 0.01
-"""Noise floor where relaunches have not shown it."""
-ENOUGH = 0.005
-"""Expected regret at which measuring stops. Half of the promised 1 %, because the model can be
-more certain of itself than it should be."""
 SWEEP_REPEATS = 3
 """Repeats that a sweep of every setting would need."""
 REPEATS = 2
 """Windows of each setting of a launch whose K is fixed."""
 FEWER = 5
 """How many times fewer windows than such a sweep may be spent."""
+ENOUGH = 0.005
+"""Expected regret at which measuring stops. Half of the promised 1 %, because the model can be
+more certain of itself than it should be."""
 WORTH_A_WINDOW = 5e-4
 """Expected loss at one place below which its rival is not worth a window."""
 BESIDE = 0.2
@@ -56,76 +47,6 @@ AGAIN = 1
 second one would cost a small budget more than it tells."""
 TRIES = 3
 """Windows of one setting that may fail to count before it is given up."""
-
-
-@dataclass(frozen=True)
-class Search:
-    """What is tuned, for which load, and within which limits."""
-
-    slo: Slo
-    time_at: Mapping[int, float]
-    """Share of the time that serving spends at a number of requests in flight."""
-    max_tokens: int
-    """Largest K that may be tried."""
-    max_num_seqs: int
-    """Largest batch size of the server."""
-    output_tokens: int
-    """Output length of a request."""
-    prompt_tokens: int = 0
-    """Prompt length of a request, where contexts are not given."""
-    contexts: tuple[int, ...] = ()
-    """Mean contexts of the workload; empty where it does not matter."""
-    graphs: Graphs = field(default_factory=lambda: Graphs(DEFAULT_GRAPH_SIZES))
-    kv_cache_tokens: int | None = None
-    """Tokens that the KV cache holds; None when unknown."""
-    max_model_len: int | None = None
-    """Longest sequence; None when unknown."""
-    floor: float = ASSUMED_FLOOR
-    """Noise floor of the objective, as a share."""
-    seed: int = 0
-    """Decides the order of windows."""
-    time_told: str | None = None
-    """What ``time_at`` says, for people; None where nobody told it and load points weigh alike."""
-    unavailable: Mapping[int, str] = field(default_factory=dict)
-    """Ks that the engine does not start with, and why; none of them is proposed."""
-
-    @property
-    def zone(self) -> float:
-        """Share below the best within which Ks are alike, on a machine without noise."""
-        return max(INDIFFERENT, self.floor)
-
-    @property
-    def points(self) -> tuple[int, ...]:
-        """Load points, rising."""
-        return tuple(sorted(self.time_at))
-
-    @property
-    def budget(self) -> int:
-        """Windows that may be spent on the schedule's path.
-
-        With those of the launch without speculation a fifth of a sweep of every setting. Where that
-        is less than the seeds and one for each load point, those and the seeds measured again.
-        """
-        settings = len(self.points) * (self.max_tokens + 1) * max(1, len(self.contexts))
-        fifth = settings * SWEEP_REPEATS // FEWER - REPEATS * len(none_settings(self))
-        least = len(seeds(self)) + len(self.points)
-        return fifth if fifth >= least else least + AGAIN
-
-    def possible(self, setting: Setting) -> bool:
-        """Say whether the server can hold a setting: batch size, KV cache, sequence length.
-
-        Streams begin together, so their requests are at their longest together, at first.
-        """
-        context = setting.context
-        if context is None:
-            context = self.prompt_tokens + self.output_tokens // 2
-        reach = context + self.output_tokens // 2 + setting.tokens
-        return (
-            setting.batch <= self.max_num_seqs
-            and setting.tokens <= self.max_tokens
-            and (self.max_model_len is None or reach <= self.max_model_len)
-            and (self.kv_cache_tokens is None or setting.batch * reach <= self.kv_cache_tokens)
-        )
 
 
 class Ask(Value):
@@ -157,137 +78,6 @@ class Next(Value):
     """Why to go on or to stop."""
 
 
-@dataclass(frozen=True)
-class View:
-    """What the windows so far mean for a search."""
-
-    search: Search
-    forecast: Forecast
-    contexts: tuple[int | None, ...]
-    """Contexts that are told apart; (None,) when there are none."""
-    grid: Grid
-
-    @cached_property
-    def floor(self) -> float:
-        """Noise floor, as a share: as it is known, or what repeated windows show where more.
-
-        One standard deviation between repeats is also that of the difference between two settings
-        with two windows each.
-        """
-        return max(self.search.floor, -expm1(-self.forecast.steps.noise))
-
-    @property
-    def zone(self) -> float:
-        """Share below the best within which Ks are alike: indifferent, or not told from noise."""
-        return max(self.search.zone, self.floor)
-
-    def scores(self, context: int | None) -> Floats:
-        """Return scores on the grid at a context: a row per batch size, a column per K."""
-        return np.asarray(self._scores[self.contexts.index(context)])
-
-    @cached_property
-    def _scores(self) -> Floats:
-        return np.array([self.forecast.table(self.grid.batches, c) for c in self.contexts])
-
-    @cached_property
-    def held(self) -> NDArray[np.bool_]:
-        """Whether the server can hold a place: a row per context, a column per batch size."""
-        possible = self.search.possible
-        return np.array(
-            [[possible(Setting(b, 0, c)) for b in self.grid.batches] for c in self.contexts]
-        )
-
-    def shares(self, contexts: Sequence[int | None] = ()) -> Floats:
-        """Return what each context counts by: a row per context, a column per batch size, sums 1.
-
-        At a batch size only the contexts count at which the server can hold it: elsewhere nothing
-        is measured. Where it can hold none of them, all contexts that it can hold stand in for
-        them, and the shortest where it can hold none at all.
-
-        Args:
-            contexts: Contexts to average over; every one that is told apart when empty.
-        """
-        held = self.held.copy()
-        held[0] |= ~held.any(axis=0)
-        wanted = held & np.array([[not contexts or c in contexts] for c in self.contexts])
-        weights = np.where(wanted.any(axis=0), wanted, held).astype(float)
-        return np.asarray(weights / weights.sum(axis=0))
-
-    def pooled(self, contexts: Sequence[int | None] = ()) -> Floats:
-        """Return scores on the grid, averaged over contexts by their shares.
-
-        Args:
-            contexts: As for ``shares``.
-        """
-        return np.asarray(np.einsum("cb,cbk->bk", self.shares(contexts), self._scores))
-
-    @property
-    def places(self) -> dict[int | None, Floats]:
-        """The share of each context by batch size."""
-        return dict(zip(self.contexts, self.shares(), strict=True))
-
-    @cached_property
-    def best(self) -> dict[int | None, list[Band]]:
-        """The best bands by context."""
-        return {c: self.rows(self.scores(c)) for c in self.contexts}
-
-    def rows(
-        self,
-        scores: Floats,
-        *,
-        price: float = BOUNDARY_PRICE,
-        zero: bool = True,
-        largest: bool = False,
-    ) -> list[Band]:
-        """Return the best bands for scores on the grid.
-
-        Args:
-            scores: A row per batch size, a column per K.
-            price: What a boundary costs, as a share of the objective at one load point.
-            zero: Whether K may be 0.
-            largest: Prefer the largest K of those alike, not the smallest.
-        """
-        columns = [i for i, k in enumerate(self.tokens) if k > 0 or zero]
-        return rows(
-            self.grid,
-            scores[:, columns],
-            [self.tokens[i] for i in columns],
-            zone=self.zone,
-            price=price,
-            largest=largest,
-        )
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        """Ks that can be proposed: the columns of the scores."""
-        return self.forecast.tokens
-
-
-def view(search: Search, found: Sweep) -> View:
-    """Fit the model to a sweep.
-
-    Args:
-        search: What is tuned.
-        found: Windows that count, at least one on the schedule's path.
-    """
-    forecast = Forecast(
-        found,
-        search.slo,
-        max_tokens=search.max_tokens,
-        output_tokens=search.output_tokens,
-        graphs=search.graphs,
-        unavailable=search.unavailable,
-    )
-    contexts: tuple[int | None, ...] = found.contexts or (None,)
-    where = grid(
-        search.time_at,
-        tokens=forecast.tokens,
-        max_num_seqs=search.max_num_seqs,
-        graphs=search.graphs,
-    )
-    return View(search, forecast, contexts, where)
-
-
 def seeds(search: Search) -> list[Setting]:
     """Return the settings to measure first: K = 0, 1, 2 and the largest, at few batch sizes."""
     small, large = search.points[0], min(search.points[-1], search.max_num_seqs)
@@ -313,6 +103,18 @@ def none_settings(search: Search) -> list[Setting]:
     settings = [Setting(b, 0, first) for b in few]
     settings += [Setting(points[-1], 0, c) for c in search.contexts[1:][-1:]]
     return [s for s in settings if search.possible(s)]
+
+
+def allowance(search: Search) -> int:
+    """Windows that may be spent on the schedule's path.
+
+    With those of the launch without speculation a fifth of a sweep of every setting. Where that
+    is less than the seeds and one for each load point, those and the seeds measured again.
+    """
+    settings = len(search.points) * (search.max_tokens + 1) * max(1, len(search.contexts))
+    fifth = settings * SWEEP_REPEATS // FEWER - REPEATS * len(none_settings(search))
+    least = len(seeds(search)) + len(search.points)
+    return fifth if fifth >= least else least + AGAIN
 
 
 def next_windows(search: Search, cells: Iterable[Cell], *, count: int = 3) -> Next:
@@ -347,13 +149,13 @@ def next_windows(search: Search, cells: Iterable[Cell], *, count: int = 3) -> Ne
             asks=[_ask(s, "a seed again: what differs is noise") for s in again],
             reason="how far repeats differ decides what can be told apart",
         )
-    left = search.budget - spent
+    left = allowance(search) - spent
     if flat(found, search.zone) is not None:
         # One context stands for all, and what the depth sweep took at others is paid already.
         one = found.contexts[0]
         search = replace(search, contexts=(one,))
         spent = sum(window.setting.context == one for window in found.schedule)
-        found, left = found.anywhere(one), min(left, search.budget - spent)
+        found, left = found.anywhere(one), min(left, allowance(search) - spent)
     seen = view(search, found)
     asks, rivals, regret = _adaptive(seen, count)
     unseen, once = _checks(seen)

@@ -14,7 +14,7 @@ from specschedule.core.evidence import Cell, Profile
 from specschedule.core.screen import (
     REPEATS,
     TRIES,
-    Search,
+    allowance,
     given_up,
     next_windows,
     none_settings,
@@ -22,6 +22,7 @@ from specschedule.core.screen import (
 )
 from specschedule.core.spec import Slo
 from specschedule.core.sweep import sweep
+from specschedule.core.view import Search
 from specschedule.core.visit import Screen, Visit, Window
 
 PROBE = "probe"
@@ -90,7 +91,7 @@ def launch_windows(wanted: Search, arm: str) -> int:
     """
     tokens = fixed_tokens(arm)
     if arm != NONE and tokens is None:
-        return wanted.budget
+        return allowance(wanted)
     settings = none_settings(wanted) if tokens is None else _fixed(wanted, tokens)
     return REPEATS * len(settings)
 

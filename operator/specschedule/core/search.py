@@ -22,7 +22,6 @@ from specschedule.core.plan import MAX_ATTEMPTS, LaunchRecord, Slot, Start
 from specschedule.core.proposal import Proposal, Proposals, Proposed, kept
 from specschedule.core.regime import ServingRegime, weights
 from specschedule.core.schedule import ROWS, effective, speculative_config
-from specschedule.core.screen import Search
 from specschedule.core.screening import (
     PROBE,
     fixed_arm,
@@ -35,6 +34,7 @@ from specschedule.core.stand_in import stand_in
 from specschedule.core.target import ServerFacts, TargetFacts
 from specschedule.core.tuner import NothingMeasured, propose
 from specschedule.core.values import Value
+from specschedule.core.view import Search
 from specschedule.core.visit import Screen
 from specschedule.core.windows import Contexts
 

@@ -26,17 +26,9 @@ from specschedule.core.forward import Case, beside
 from specschedule.core.neighbours import VARIANTS, undecided
 from specschedule.core.proposal import Choice, Length, Proposal, Proposed, compared, lead
 from specschedule.core.schedule import Band, effective
-from specschedule.core.screen import (
-    HOLDS_NONE,
-    Search,
-    View,
-    expected_regret,
-    next_windows,
-    places,
-    seeds,
-    view,
-)
+from specschedule.core.screen import HOLDS_NONE, expected_regret, next_windows, places, seeds
 from specschedule.core.sweep import sweep
+from specschedule.core.view import Search, View, view
 
 Floats = NDArray[np.float64]
 
