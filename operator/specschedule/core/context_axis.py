@@ -53,6 +53,11 @@ def has_own(server: ServerFacts) -> bool:
     return server.scheduler_class == CLASS
 
 
+def foreign_scheduler(server: ServerFacts) -> str | None:
+    """Return the scheduler that the server names where it is none of ours, which stays then."""
+    return None if has_own(server) else server.scheduler_class
+
+
 class Follower(NamedTuple):
     """Whether our scheduler follows five-number rows in the launches of a target."""
 
@@ -83,8 +88,8 @@ class Follower(NamedTuple):
         server, version = self.server, self.version or version_of_image(self.server.image)
         if not self.delivered:
             return "launches here carry nothing of ours"
-        if server.scheduler_class is not None:
-            return f"the server has a --scheduler-cls of its own, {server.scheduler_class}"
+        if theirs := foreign_scheduler(server):
+            return f"the server has a --scheduler-cls of its own, {theirs}"
         if version is not None and numbers(version)[:2] not in FOLLOWED_IN:
             known = ", ".join(".".join(map(str, each)) for each in FOLLOWED_IN)
             return f"our context-axis scheduler is known to work in vLLM {known}, not in {version}"

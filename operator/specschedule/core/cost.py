@@ -139,14 +139,13 @@ class StepTimes:
         # Slopes of neighbouring pieces of the table are held alike, so that it bends only where
         # the windows say so; the ridge keeps columns that nothing measures at zero.
         scale = np.where(columns.max(axis=0) > 0, columns.max(axis=0), 1.0)
-        rows, typical = [], float(np.mean(seconds)) / max(1.0, float(self._knots[-1]))
-        most = float(max(s.batch * (s.context or 0) for s in self.settings))
-        tables = [(0, self._knots, typical)]
+        tables = [(0, self._knots, self._knots[-1])]
         if self._deep:
-            first = columns.shape[1] - len(self._deep)
-            tables.append((first, self._deep, float(np.mean(seconds)) / max(1.0, most)))
-        for first, knots, slope in tables:
-            spans = np.diff(knots)
+            deepest = max(s.batch * (s.context or 0) for s in self.settings)
+            tables.append((columns.shape[1] - len(self._deep), self._deep, deepest))
+        rows = []
+        for first, knots, most in tables:
+            slope, spans = float(np.mean(seconds)) / max(1.0, float(most)), np.diff(knots)
             for at in range(1, len(spans)):
                 row = np.zeros(columns.shape[1])
                 row[first + at] = SMOOTH / (slope * spans[at])

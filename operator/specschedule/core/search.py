@@ -12,7 +12,7 @@ from typing import Any
 from specschedule.core.arms import Arm, can_verify_adaptively
 from specschedule.core.budget import Cost, with_screen
 from specschedule.core.compare import NONE
-from specschedule.core.context_axis import CLASS, Follower, by_context, every_k
+from specschedule.core.context_axis import Follower, by_context, every_k, foreign_scheduler
 from specschedule.core.controls import argument
 from specschedule.core.cost import Setting
 from specschedule.core.device import device_times
@@ -184,7 +184,7 @@ def screening_arms(spec: Spec, server: ServerFacts, *, probes: bool) -> list[Arm
         for tokens in range(most + 1)
     ]
     none = Arm(name=NONE, max_num_seqs=largest, why="no speculation: what a schedule must beat")
-    if not probes or server.scheduler_class not in (None, CLASS) or largest <= most:
+    if not probes or foreign_scheduler(server) or largest <= most:
         return [none, *fixed]
     rows = every_k(most, largest)
     probe = Arm(

@@ -28,10 +28,10 @@ LARGEST_K = 64
 Row = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=3, max_length=5)]
 Rows = Annotated[list[Row], Field(min_length=1, max_length=128)]
 """At most 128 rows: the API server compares each with each, within its budget for rules."""
-OfferedLoad = Annotated[float, Field(gt=0, le=100_000)]
-"""Requests per second."""
-MOST_RATES = 4
-
+Rates = Annotated[
+    list[Annotated[float, Field(gt=0, le=100_000)]], Field(min_length=1, max_length=4)
+]
+"""Offered loads, in requests per second."""
 Points = Annotated[list[int], Field(min_length=1, max_length=16)]
 
 MAX_TOKENS = 1_000_000
@@ -214,9 +214,7 @@ class Load(Value):
         list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1, max_length=16)
     ]
     """Requests held in flight, one measured window each."""
-    requests_per_second: (
-        Annotated[list[OfferedLoad], Field(min_length=1, max_length=MOST_RATES)] | None
-    ) = None
+    requests_per_second: Rates | None = None
     """Arrivals offered per second whatever the server does (open loop), one measured window each:
     where the metric attainment is judged, and what the bar names of them."""
     trace: TraceReference | None = None
@@ -259,9 +257,7 @@ class Where(Value):
 
     at: Points | None = None
     """Load points. All when left out, unless offered loads are named."""
-    requests_per_second: (
-        Annotated[list[OfferedLoad], Field(min_length=1, max_length=MOST_RATES)] | None
-    ) = None
+    requests_per_second: Rates | None = None
     """Offered loads, some of load.requestsPerSecond, instead of load points. Attainment is judged
     there only: at all of them and at load.trace when left out."""
     category: str | None = None

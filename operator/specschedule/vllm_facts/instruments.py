@@ -124,11 +124,11 @@ def scheduled(
     if why := hidden(container):
         return why
     # Ours may make way for another of ours: such a launch is never what is promoted.
-    if server.scheduler_class not in (None, context_axis.CLASS):
+    if theirs := context_axis.foreign_scheduler(server):
         return refuse(
             container,
             "SchedulerTaken",
-            f"it has a {SCHEDULER} of its own, {server.scheduler_class}, which stays",
+            f"it has a {SCHEDULER} of its own, {theirs}, which stays",
         )
     arguments = (*observed.arguments, f"{SCHEDULER}={scheduler}")
     if refused := _unable(container, arguments, environment):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from pydantic import ValidationError
 
@@ -207,6 +207,19 @@ def device_times(text: str) -> DeviceTimes | None:
         return DeviceTimes(clock=told.get("clock"), steps=steps, absent=told.get("absent"))
     except (IndexError, ValueError, TypeError):
         return None
+
+
+def while_serving(text: str) -> dict[str, Any]:
+    """Return what a log tells of a server under load, as fields of ``PodFacts``.
+
+    Args:
+        text: A log whose lines begin with times, as for ``compiled_at``.
+    """
+    return {
+        "compiled_at": compiled_at(text),
+        "finding": scheduler_finding(text),
+        "device": device_times(text),
+    }
 
 
 def read_log(text: str) -> LogFacts:

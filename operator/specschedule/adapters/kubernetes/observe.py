@@ -32,7 +32,7 @@ from specschedule.core.target import ServerFacts, TargetFacts, Unreadable
 from specschedule.core.workload import Trace, Workload, trace_facts
 from specschedule.ports import Key, Metrics, Unavailable
 from specschedule.vllm_facts.failures import last_words
-from specschedule.vllm_facts.logs import compiled_at, device_times, scheduler_finding
+from specschedule.vllm_facts.logs import while_serving
 from specschedule.vllm_facts.target import pod_gpus, target_facts
 from specschedule.wire import delivery, jobs, names, pods
 
@@ -285,11 +285,7 @@ class Observer:
         if job and visit and visit.phase != "Running" and seen.phase == "Ready" and not over:
             since = job["metadata"]["creationTimestamp"]
             said = self._servers.log(pod, container, since=since, timestamps=True)
-            told = {
-                "compiled_at": None if said is None else compiled_at(said),
-                "finding": None if said is None else scheduler_finding(said),
-                "device": None if said is None else device_times(said),
-            }
+            told = {"compiled_at": None} if said is None else while_serving(said)
             seen = seen.model_copy(update=told)
         return seen
 

@@ -43,7 +43,7 @@ from specschedule.engine.deliver import deliver, deliver_table
 from specschedule.ports import Key, Metrics, Refused
 from specschedule.vllm_facts.failures import last_words
 from specschedule.vllm_facts.instruments import Instruments
-from specschedule.vllm_facts.logs import compiled_at, device_times, scheduler_finding, without_times
+from specschedule.vllm_facts.logs import while_serving, without_times
 from specschedule.vllm_facts.receipt import with_left_out
 from specschedule.wire import jobs, manifests
 
@@ -376,10 +376,8 @@ class LocalWorld:
             return PodFacts(phase="Starting", message="its /health does not answer yet", **facts)
         facts |= {"ready_at": server.ready_at, "url": server.url}
         if visit is not None and visit.phase != "Running":
-            said = process.said()
-            facts["compiled_at"] = [at for at in compiled_at(said) if at >= visit.created_at]
-            facts["finding"] = scheduler_finding(said)
-            facts["device"] = device_times(said)
+            facts |= while_serving(process.said())
+            facts["compiled_at"] = [at for at in facts["compiled_at"] if at >= visit.created_at]
         return PodFacts(
             phase="Ready", message=f"ready on {HOST}", receipt=self._receipt(server), **facts
         )
